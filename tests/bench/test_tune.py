@@ -25,6 +25,7 @@ from steadytrain.components.tune.trials.folder import TrialFolder, known_data
 from steadytrain.components.tune.trials.local import local_trials
 
 from support import trials as support
+from support.command import wait_for
 from support.training import Bench, events_of, language_rows, write_data
 
 pytestmark = pytest.mark.bench
@@ -120,7 +121,7 @@ def test_time_that_a_killed_driver_costs(bench, tmp_path):
     program = support.drive(study, path, 400, [0])
     for round_ in range(ROUNDS):
         done = round_ * 40 + 5
-        support.wait_until(lambda done=done: max(support.steps(study, 0), default=0) >= done)
+        wait_for(lambda done=done: max(support.steps(study, 0), default=0) >= done)
         program.kill()
         program.wait()
         killed = time.time()

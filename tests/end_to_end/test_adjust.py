@@ -140,7 +140,7 @@ def test_supervisor_is_killed_at_the_boundary(bench, expected, monkeypatch, mome
     run.workspace.config.write_text(run.config.to_yaml())
     run.data.save(run.workspace.record("preprocess"))
     command = [sys.executable, "-m", "support.adjusted", str(run.workspace.config), moment]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert run.workspace.adjust.exists() == (moment != "spec")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from support.command import wait_for
+from support.ports import free_port
 
 HEAD = """
 name: bad
@@ -166,9 +166,7 @@ def test_output_that_cannot_be_written(steadytrain, given, tmp_path):
 
 
 def test_tracking_server_down_at_the_start(steadytrain, given):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     done = steadytrain.run(
         given(records=texts()), MLFLOW_TRACKING_URI=f"http://user:hunter2@127.0.0.1:{port}"
     )
@@ -248,7 +246,7 @@ def test_two_runs_on_one_folder(steadytrain, given):
         assert "fix" in second.err
     finally:
         first.terminate()
-        first.wait(90)
+        first.wait(600)
 
 
 def test_unknown_field(steadytrain, tmp_path):

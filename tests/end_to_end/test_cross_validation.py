@@ -19,7 +19,7 @@ from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.trials.folder import TrialFolder, trials_of
 
 from support import trials as support
-from support.command import TINY_LM
+from support.command import TINY_LM, wait_for
 from support.training import events_of
 
 SETS = (
@@ -84,8 +84,8 @@ def test_killed_after_its_first_fold_it_continues_to_the_same_predictions(undist
     told, folder = undisturbed
     process, own = start(tmp_path)
     trial = TrialFolder(own, 0)
-    support.wait_until(lambda: trial.workspace.events.exists(), seconds=600)
-    support.wait_until(lambda: events_of(trial.workspace, AttemptEnded), seconds=600)
+    wait_for(lambda: trial.workspace.events.exists())
+    wait_for(lambda: events_of(trial.workspace, AttemptEnded))
     process.send_signal(signal.SIGKILL)
     support.kill(support.processes(own))
     process.communicate()

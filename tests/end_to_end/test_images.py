@@ -65,7 +65,7 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(steadytra
     fields = (f"data.source=[{source}]", *SETTINGS)
     killed = steadytrain.start("images", *fields, "run=killed", "training.save_steps=20")
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1)
     kill_rank(workspace)
     finish(killed, 900)
     # tests/unit/images/test_training.py compares the weights with those of an undisturbed run.

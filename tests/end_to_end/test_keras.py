@@ -54,7 +54,7 @@ def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
     )
     killed = steadytrain.start("tabular", *fields, "run=killed", "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3)
     kill_rank(workspace)
     finish(killed)
     # tests/unit/tabular/test_keras.py compares the model with that of an undisturbed run.

@@ -45,7 +45,7 @@ def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(stead
     fields = (f"data.source=[{table}]", *MIXED)
     killed = steadytrain.start("multimodal", *fields, "run=killed", "training.save_steps=10")
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1)
     kill_rank(workspace)
     finish(killed, 900)
     # tests/unit/multimodal/test_training.py compares the weights with those of an undisturbed run.

@@ -29,7 +29,7 @@ SETS = (
     "gate.metric=median_loss",
     "gate.floors={median_loss: 1.0e6}",
     "tracking.sinks=[event_counts, mlflow, never_opens]",
-    "recovery.lease_seconds=4",
+    "recovery.lease_seconds=20",
     # Otherwise the second run takes the first one's model.
     "recovery.reuse_ttl_seconds=0",
 )
@@ -61,7 +61,7 @@ def kill(steadytrain, run, sets, installed):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: committed(run / "checkpoints") or program.poll() is not None, 600)
+    wait_for(lambda: committed(run / "checkpoints") or program.poll() is not None)
     others = psutil.Process(program.pid).children(recursive=True)
     program.send_signal(signal.SIGKILL)
     assert program.wait() == -signal.SIGKILL

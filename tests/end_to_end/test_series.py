@@ -225,7 +225,7 @@ def test_search_of_forecasts_that_is_killed_has_the_same_board_and_forecasts(
     quiet, source = place
     driver = search(steadytrain, source)
     scores = "studies/*/trials/*/scores.parquet"
-    wait_for(lambda: len([*steadytrain.output.glob(scores)]) >= finished, 300)
+    wait_for(lambda: len([*steadytrain.output.glob(scores)]) >= finished)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     finish(search(steadytrain, source))

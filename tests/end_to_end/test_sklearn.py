@@ -91,7 +91,7 @@ def test_sklearn_run_is_killed_resumed_gated_registered_and_loaded(start, config
     # The rank is killed, and the supervisor tries again. Then the supervisor is killed, too.
     workspace = Workspace(steadytrain.output, "killed")
     program = start(STEPS, killed, "preprocess", "train")
-    wait_for(lambda: events_of(workspace, CheckpointSaved), 300)
+    wait_for(lambda: events_of(workspace, CheckpointSaved))
     kill_rank(workspace)
     wait_for(lambda: {event.attempt for event in events_of(workspace, TrainingStep)} == {1, 2})
     program.kill()

@@ -68,7 +68,7 @@ def test_table_is_trained_killed_resumed_gated_registered_and_served(start, stea
     settings = ["training.early_stopping_patience=50", "training.max_steps=40"]
     killed = start(source, "killed", *settings, "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3)
     kill_rank(workspace)
     finish(killed)
     # tests/unit/tabular/test_learners.py compares the trees with those of an undisturbed run.
@@ -105,7 +105,7 @@ def test_killed_run_of_any_boosting_predicts_the_same(
     # With equal settings, the second run would take the first one's model.
     killed = start(source, "killed", *settings, "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3)
     kill_rank(workspace)
     finish(killed)
     steadytrain.train("tabular", *fields(source, "quiet"), *settings)

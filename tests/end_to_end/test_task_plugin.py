@@ -157,7 +157,7 @@ def test_killed_run_ends_with_the_same_weights(folder, finished, installed):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: list(steadytrain.output.glob("runs/*/checkpoints/step-*")), 600)
+    wait_for(lambda: list(steadytrain.output.glob("runs/*/checkpoints/step-*")))
     kill_all(str(steadytrain.output))
     process.wait()
     assert not list(steadytrain.output.glob("runs/*/model/model.safetensors"))

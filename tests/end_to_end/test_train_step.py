@@ -155,7 +155,7 @@ def test_sigterm_ends_the_supervising_program_cleanly(bench):
         for title in ("agent", "rank 0", "rank 1")
     ]
     program.terminate()
-    _, err = program.communicate(timeout=90)
+    _, err = program.communicate(timeout=600)
     assert program.returncode == 143, err
     assert not processes_of(long.workspace.attempts)
     ended = events_of(long.workspace, AttemptEnded)[-1]
@@ -165,7 +165,8 @@ def test_sigterm_ends_the_supervising_program_cleanly(bench):
 
 
 def test_killed_supervising_program_takes_its_rank_along(bench):
-    long = bench(ENDLESS)
+    # The agents must not end because the lease expires.
+    long = bench(ENDLESS, recovery={"lease_seconds": 3600})
     program = supervise(long)
     # Wait for the ledger, because what the supervisor hasn't written there is lost when it dies.
     wait_for(lambda: ledger(long.workspace).last_step)
@@ -173,7 +174,7 @@ def test_killed_supervising_program_takes_its_rank_along(bench):
         step.run(long.config, long.data)
     program.kill()
     program.communicate()
-    wait_for(lambda: not processes_of(long.workspace.attempts), 20)
+    wait_for(lambda: not processes_of(long.workspace.attempts))
 
     # The next supervisor takes over the attempt that this one left open.
     outcome = step.run(long.config, on_validation=lambda event: False)

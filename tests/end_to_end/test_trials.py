@@ -17,7 +17,7 @@ from steadytrain.components.tune.trials.folder import TrialFolder, trials_of
 from steadytrain.components.tune.trials.local import local_trials
 
 from support import trials as support
-from support.command import TINY_LM
+from support.command import TINY_LM, wait_for
 from support.forked import train
 from support.snippets import blocks
 from support.training import (
@@ -154,7 +154,7 @@ def test_discarded_trial_keeps_its_record_alone(study):
 def test_trial_that_is_stopped_keeps_its_checkpoint(study):
     folder, trials, ask = study
     ask(3, 400, "support.faults:Slow", max_steps=400)
-    support.wait_until(lambda: trials.state(3).step >= 2)
+    wait_for(lambda: trials.state(3).step >= 2)
     trials.stop(3)
     stopped = trials.state(3)
     assert (stopped.condition, stopped.failure) == ("paused", "")
@@ -237,7 +237,7 @@ def reached(folder, step, program):
         assert program.poll() is None
         return max(support.steps(folder, 0), default=0) >= step
 
-    support.wait_until(there)
+    wait_for(there)
 
 
 def kill_driver(folder, program):
@@ -331,7 +331,7 @@ def test_without_a_driver_the_trials_stop_with_a_checkpoint(killed):
     reached(folder, 5, program)
     program.kill()
     program.wait()
-    support.wait_until(lambda: not support.processes(folder))
+    wait_for(lambda: not support.processes(folder))
     trials = local_trials(folder)
     assert trials.attach() == frozenset()
     found = trials.state(0)

@@ -28,7 +28,7 @@ from steadytrain.components.tune.trials.folder import TrialFolder, known_data
 from steadytrain.components.tune.trials.local import LocalTrials, local_trials
 
 from support import trials as support
-from support.command import TINY_LM
+from support.command import TINY_LM, wait_for
 from support.forked import train
 from support.promotions import check_promotions
 from support.synthetic_trials import Quiet
@@ -78,7 +78,7 @@ class Driver:
 
     def reach(self, records):
         """Wait until the log has so many records, or the driver has ended."""
-        support.wait_until(lambda: self.ended() or len(self.records()) >= records, seconds=600)
+        wait_for(lambda: self.ended() or len(self.records()) >= records)
 
     def kill(self, *, with_trials):
         """Kill the driver and, if wanted, everything that works in the study's folder."""

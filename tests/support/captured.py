@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from support.ports import free_port
 from support.training import write_tokenizer
 
 SOON = timedelta(milliseconds=300)
@@ -90,11 +91,11 @@ def c10d_others_never_come():
 
 
 def c10d_nobody_listens():
-    dist.TCPStore("127.0.0.1", unused_port(), 2, is_master=False, timeout=timedelta(seconds=1))
+    dist.TCPStore("127.0.0.1", free_port(), 2, is_master=False, timeout=timedelta(seconds=1))
 
 
 def connection_refused():
-    socket.create_connection(("127.0.0.1", unused_port()))
+    socket.create_connection(("127.0.0.1", free_port()))
 
 
 def connection_reset():
@@ -210,12 +211,6 @@ def word_the_tokenizer_lacks():
 
 def shapes_that_do_not_fit():
     torch.ones(4, 32) @ torch.ones(64, 16)
-
-
-def unused_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def capture(fault: Callable[[], object]) -> Exception:

@@ -138,7 +138,7 @@ def finish(program: subprocess.Popen[str], seconds: float = 600) -> str:
     return out
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
     """Wait until the condition holds; fail if it doesn't within the time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -155,5 +155,5 @@ def kill_rank(workspace: Workspace, step: int = 0) -> None:
         found = Beat.read(heartbeat)
         return found if found and found.step >= step else None
 
-    wait_for(beat, 300)
+    wait_for(beat)
     os.kill(beat().pid, signal.SIGKILL)

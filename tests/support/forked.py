@@ -7,6 +7,7 @@ attempts of a test session. Everything else is real: processes, signals, gloo.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import re
@@ -26,7 +27,9 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 from support.ports import free_port
 from support.training import TEST_ENVIRONMENT, Bench
 
-OUTLIVE_SECONDS = 8.0
+OUTLIVE_SECONDS = 30.0
+_ARENA_MAX = -8
+"""M_ARENA_MAX of glibc's malloc.h."""
 _PRELOAD = [
     "torch",
     "torch.distributed",
@@ -51,6 +54,8 @@ def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
 
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # Each further arena takes 64 MB of addresses, and threads that meet in malloc make one.
+    ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
     limit = int(environment.get("ADDRESS_SPACE", 0))
     if limit:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

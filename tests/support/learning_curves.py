@@ -15,7 +15,7 @@ from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.tune.trials.local import local_trials
 
-from support import trials as support
+from support.command import wait_for
 from support.corpora import write_sources
 
 RATE, WARMUP = "training.learning_rate", "training.warmup_steps"
@@ -112,7 +112,7 @@ def recorded(folder, *, parallel=1):
             for number in numbers:
                 trials.train(number, configs[number], plain.training.max_steps)
             for number in numbers:
-                support.wait_until(lambda n=number: trials.state(n).condition != "running", 900)
+                wait_for(lambda n=number: trials.state(n).condition != "running", 900)
                 state = trials.state(number)
                 assert state.condition == "finished", state.error
                 losses = {str(item.step): item.metrics["loss"] for item in state.validations}

@@ -21,7 +21,7 @@ def start(config: RunConfig) -> ForkServerProcess:
     work, ready = context.Event(), context.Event()
     step = context.Process(target=_step, args=(config.to_yaml(), work, ready))
     step.start()
-    assert ready.wait(120)
+    assert ready.wait(600)
     work.set()
     return step
 

@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,8 @@ from moto.moto_server.werkzeug_app import (
     create_backend_app,
 )
 from werkzeug.serving import make_server
+
+from support.ports import free_port
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -109,7 +110,7 @@ def weed_program() -> str | None:
 @contextlib.contextmanager
 def weed_server(program: str, folder: Path) -> Iterator[int]:
     """Run SeaweedFS with its S3 gateway on loopback; yield the gateway's port."""
-    ports = free_ports(8)
+    ports = [free_port() for _ in range(8)]
     names = ("s3", "master", "volume", "filer")
     options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
     options += [f"-{name}.port.grpc={port}" for name, port in zip(names, ports[4:], strict=True)]
@@ -143,14 +144,6 @@ def client_of(port: int) -> Any:
     """Return a plain client for a server on loopback, which doesn't retry."""
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10)
     return _client(endpoint_url=f"http://127.0.0.1:{port}", config=config)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _wait_until_written(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from steadytrain.components.train.checkpoint.saver import Saver, State
 from steadytrain.components.train.checkpoint.snapshot import cut
 
-SECONDS = 60
+SECONDS = 600
 
 
 class World:

@@ -6,13 +6,14 @@ import json
 import multiprocessing
 import os
 import re
-import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from support.ports import free_port
 
 _PRELOAD = [
     "support.throughput",
@@ -59,9 +60,7 @@ def in_processes(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     folder.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [
         context.Process(target=_rank, args=(rank, ranks, port, threads, folder, train, given))
         for rank in range(ranks)

@@ -1,9 +1,8 @@
-"""Events of a made-up run, and a helper to wait for their effects."""
+"""Events of a made-up run."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events import Event
@@ -50,10 +49,3 @@ def ended(attempt: int, outcome: AttemptOutcome, **said: str) -> AttemptEnded:
     return AttemptEnded(
         time=BEGAN + 1000 * attempt + 900, attempt=attempt, outcome=outcome, step=9, **said
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -319,7 +319,7 @@ class Bench:
         )
 
     def finish(self, process: subprocess.Popen[str], folder: Path) -> Ended:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=600)
         return Ended(process.returncode, output, AttemptFolder(folder), self.workspace)
 
     def run(

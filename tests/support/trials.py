@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from steadytrain.components.tune.trials.folder import TrialFolder, trial_folders
 from steadytrain.components.tune.trials.folder import share_data as share_data
 from steadytrain.components.tune.trials.local import LocalTrials
 
+from support.command import wait_for
 from support.training import events_of
 
 DRIVE = """
@@ -52,16 +52,9 @@ def drive(
     return program
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def ended(trials: LocalTrials, number: int) -> TrialState:
     """Wait until no process trains a trial, and return its state."""
-    wait_until(lambda: trials.state(number).condition != "running")
+    wait_for(lambda: trials.state(number).condition != "running")
     return trials.state(number)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.output_log import redact_file
+from steadytrain.components.shared.ports import reserved_port
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.train.agent import forking
@@ -191,12 +191,7 @@ def _meeting(share: NodeShare) -> Iterator[dict[str, str]]:
         host, port = os.environ["PET_MASTER_ADDR"], os.environ["PET_MASTER_PORT"]
         yield {"MASTER_ADDR": host, "MASTER_PORT": port}
         return
-    # Nobody else is given the port while this socket has it. Rank 0 may still listen there, because
-    # this socket does not, and both allow it.
-    with socket.socket() as reserving:
-        reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserving.bind(("127.0.0.1", 0))
-        host, port = reserving.getsockname()
+    with reserved_port() as (host, port):
         yield {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
 

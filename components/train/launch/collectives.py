@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from steadytrain.components.shared.nccl import summarized
+from steadytrain.components.shared.ports import reserved_port
 from steadytrain.components.shared.quantities import size
 
 STAGES: Final = ("started", "joining", "latency", "bandwidth", "finished")
@@ -74,29 +74,30 @@ def run_here(
         program: command of a rank; `seconds` is appended to it.
         meeting: address and port of rank 0; None means a free port of this machine.
     """
-    address, port = meeting or ("127.0.0.1", _free_port())
     debug = os.environ.get("NCCL_DEBUG", "INFO")
-    common = {"NCCL_DEBUG": debug, **variables, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    common = {"NCCL_DEBUG": debug, **variables}
     common |= {"WORLD_SIZE": str(nodes * ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        address, port = meeting or stack.enter_context(reserved_port())
+        common |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         paths = [Path(folder, f"rank-{local}.log") for local in range(ranks)]
         started = [
             _start((*program, str(seconds)), path, common, node * ranks + local, local)
             for local, path in enumerate(paths)
         ]
-        with contextlib.ExitStack() as stack:
-            outputs = [stack.enter_context(path.open("rb")) for path in paths]
-            try:
-                yield from _follow(started, outputs, seconds)
-            finally:
-                # None for those that the check itself ends.
-                statuses = [process.poll() for process in started]
-                for process in started:
-                    process.kill()
-                    process.wait()
-            for local, (output, status) in enumerate(zip(outputs, statuses, strict=True)):
-                yield from output.read().decode(errors="replace").splitlines()
-                yield json.dumps({"rank": node * ranks + local, "stage": _ENDED, "status": status})
+        outputs = [stack.enter_context(path.open("rb")) for path in paths]
+        try:
+            yield from _follow(started, outputs, seconds)
+        finally:
+            # None for those that the check itself ends.
+            statuses = [process.poll() for process in started]
+            for process in started:
+                process.kill()
+                process.wait()
+        for local, (output, status) in enumerate(zip(outputs, statuses, strict=True)):
+            yield from output.read().decode(errors="replace").splitlines()
+            yield json.dumps({"rank": node * ranks + local, "stage": _ENDED, "status": status})
 
 
 def _start(
@@ -133,12 +134,6 @@ def _complete_lines(output: BinaryIO) -> Iterator[str]:
         position = output.tell()
         yield line.decode(errors="replace").removesuffix("\n")
     output.seek(position)
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def judged(lines: Iterable[str], ranks: int, seconds: float) -> Checked:

@@ -23,6 +23,8 @@ DEADLY = "QUICK_STEPS_KILL"
 """Names a step that kills itself, and the signal: "evaluate SIGSEGV"."""
 DEAF = "QUICK_STEPS_DEAF"
 """Names steps that ignore signals and never end."""
+HELD = "QUICK_STEPS_HELD"
+"""Names a step that works until it is stopped, or until the run has a file `STEP-on`."""
 SUBJECT = Subject(
     run_id="quick", model_name="quick", champion_alias="champion", weights_digest="", rules=""
 )
@@ -75,7 +77,6 @@ def note(config: RunConfig, step: str, *, champion: bool) -> None:
     with stage(config, step) as current:
         work(current)
         current.check()
-        (current.workspace.folder / f"{step}-noted").write_text(str(time.time()))
         record = RegistrationRecord(
             model_name="quick", version="1", model_uri="models:/quick/1", champion=champion,
             reason="quick",
@@ -96,8 +97,9 @@ def work(current: Stage) -> None:
             signal.signal(number, lambda *_: None)
         (current.workspace.folder / f"{current.name}-deaf").touch()
         time.sleep(600)
+    held, on = current.name == os.environ.get(HELD), current.workspace.folder / f"{current.name}-on"
     end = time.monotonic() + STEP_SECONDS
-    while time.monotonic() < end:
+    while (held and not on.exists()) or time.monotonic() < end:
         time.sleep(0.05)
         current.check()
 

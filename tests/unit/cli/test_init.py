@@ -210,7 +210,7 @@ def test_a_pseudo_terminal_asks_and_shows_what_each_answer_changes(data):
         with contextlib.suppress(OSError):
             while part := os.read(master, 4096):
                 seen += part
-        assert process.wait(60) == 0, seen
+        assert process.wait(300) == 0, seen
     os.close(master)
     text = seen.decode()
     for line in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -43,7 +44,6 @@ from steadytrain.components.shared.records import EvaluationRecord, Interval, La
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import OpenTask
 
-from support.command import wait_for
 from support.lm_tasks import judged_run
 from support.selected import each
 from support.tiny import make_language_model, make_tokenizer
@@ -303,9 +303,17 @@ def test_killed_evaluation_gives_the_same_landscape_when_it_starts_again(tmp_pat
     workspace = Workspace.of(config)
     workspace.config.write_text(config.to_yaml())
     code = (
+        "import os\n"
         "from pathlib import Path\n"
         "from steadytrain.components.evaluate.step import run\n"
         "from steadytrain.components.shared.config import load\n"
+        "from steadytrain.components.shared.events import EventStream\n"
+        "emit = EventStream.emit\n"
+        "def killed(stream, event):\n"
+        "    emit(stream, event)\n"
+        "    if 'landscape' in getattr(event, 'work', '') and event.done:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "EventStream.emit = killed\n"
         f"run(load(Path({str(workspace.config)!r})))"
     )
 
@@ -317,10 +325,8 @@ def test_killed_evaluation_gives_the_same_landscape_when_it_starts_again(tmp_pat
             if isinstance(event, WorkProgress) and "landscape" in event.work
         ]
 
-    step = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    wait_for(measured, 300)
-    step.kill()
-    step.wait()
+    step = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    assert step.returncode == -signal.SIGKILL
     assert 0 < measured()[-1] < 225
     assert not workspace.record("evaluate").exists()
     again, _ = evaluate(config)

@@ -239,8 +239,8 @@ def test_reader_that_hangs_does_not_hold_up_a_step(tmp_path, monkeypatch):
             found = []
             reader = threading.Thread(target=lambda: found.extend(output))
             reader.start()
-            log.join(20)
-        reader.join(20)
+            log.join()
+        reader.join()
     assert len(found) == 2002
 
 

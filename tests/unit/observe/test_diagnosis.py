@@ -335,6 +335,7 @@ def test_problem_is_reported_once_even_after_a_restart(trained):
     bench = trained("again", noise(8, 0), noise(8, 1))
     for _ in range(2):
         sink = DiagnosisSink(bench.config, bench.workspace, every=0.05)
+        sink.close_seconds = 300.0
         time.sleep(0.3)
         sink.close()
     (event,) = events_of(bench.workspace, ProblemFound)

@@ -15,6 +15,7 @@ from steadytrain.components.shared import webhook
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import SupervisorStarted, Warned
 
+from support.command import wait_for
 from support.written_run import Writer
 
 BUDGET = {"observability": {"budget_usd": 1.0}}
@@ -27,7 +28,7 @@ class Receiver(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.server.status is None:
             self.server.hanging.set()
-            self.server.released.wait(30)
+            self.server.released.wait()
             return
         if self.server.status == 200:
             self.server.got.append(json.loads(body))
@@ -55,19 +56,14 @@ def receiver(monkeypatch):
 @contextlib.contextmanager
 def watched(run):
     sink = AlertSink(run.config, run.workspace, every=0.05)
+    # What it has sent must be in the run's events before the next sink reads them.
+    sink.close_seconds = 300.0
     yield sink
     sink.close()
 
 
 def told(receiver):
     return [(item["event"], item["alert"]) for item in receiver.got]
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -118,7 +114,10 @@ def test_alert_that_is_refused_is_sent_later_with_one_warning(costly, receiver):
     assert "secret-path" not in warning
 
 
-def test_receiver_that_hangs_delays_nothing_but_the_end_and_that_briefly(costly, receiver):
+def test_receiver_that_hangs_delays_nothing_but_the_end_and_that_briefly(
+    costly, receiver, monkeypatch
+):
+    monkeypatch.setattr(webhook, "SECONDS", 600.0)
     receiver.status = None
     sink = AlertSink(costly.config, costly.workspace, every=0.05)
     sink.close_seconds = 0.1

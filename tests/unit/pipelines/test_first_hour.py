@@ -171,12 +171,13 @@ def refused(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"), [(refused, "refused"), (lambda *_, **__: time.sleep(60), "not done within")]
+    ("ask", "seconds", "says"),
+    [(refused, 300, "refused"), (lambda *_, **__: time.sleep(60), 0.2, "not done within")],
 )
-def test_doctor_reports_a_hub_that_does_not_answer(monkeypatch, ask, says):
+def test_doctor_reports_a_hub_that_does_not_answer(monkeypatch, ask, seconds, says):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(doctor, "_query_hub", ask)
-    monkeypatch.setattr(doctor, "_HUB_SECONDS", 0.2)
+    monkeypatch.setattr(doctor, "_HUB_SECONDS", seconds)
     nobody = doctor._hub(None)
     assert (nobody.good, says in nobody.text) == (True, True)
     needed = doctor._hub(load("chat"))

@@ -71,9 +71,9 @@ def held_by(command):
 
 def test_holder_is_stopped(workspace):
     process = held_by([sys.executable, "-c", HOLD, str(workspace.output)])
-    assert stop_run(workspace, grace_seconds=30)
+    assert stop_run(workspace, grace_seconds=300)
     assert process.wait() == -signal.SIGTERM
-    assert not stop_run(workspace, grace_seconds=30)
+    assert not stop_run(workspace, grace_seconds=300)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")

@@ -127,7 +127,7 @@ def test_single_concurrent_and_batched_answers_equal_those_of_predict(
     address, process = serve(model, "--batch-size", "16")
     expected = predicted(model, records, tmp_path)
     assert len({str(answer) for answer in expected}) > 5
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with httpx.Client(base_url=address, timeout=300) as client:
 
         def ask(rows):
             answer = client.post("/predict", json={"records": rows})
@@ -156,7 +156,7 @@ def test_single_concurrent_and_batched_answers_equal_those_of_predict(
     # Requests that waited were predicted together.
     assert count < 1 + len(records)
     process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(300) == 128 + signal.SIGTERM
 
 
 def test_sigterm_answers_what_has_arrived_and_takes_no_more(table, serve):
@@ -168,44 +168,44 @@ def test_sigterm_answers_what_has_arrived_and_takes_no_more(table, serve):
         f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as begun:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as begun:
         begun.sendall(head + body[:10])
         # Its head has been read once another connection has its answer.
         httpx.get(f"{address}/health").raise_for_status()
         process.send_signal(signal.SIGTERM)
         while True:
             try:
-                socket.create_connection(("127.0.0.1", port), timeout=60).close()
+                socket.create_connection(("127.0.0.1", port), timeout=300).close()
             except ConnectionRefusedError:
                 break
         begun.sendall(body[10:])
         answer = b"".join(iter(lambda: begun.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 200")
     assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"]) == 2
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(300) == 128 + signal.SIGTERM
     assert "Traceback" not in process.stderr.read()
 
 
 def test_slow_and_half_open_connections_leave_it_reachable(table, serve):
     model, records = table
-    address, process = serve(model, "--timeout", "2")
+    address, process = serve(model, "--timeout", "10")
     port = int(address.rpartition(":")[2])
     head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     held = []
     try:
-        slow = socket.create_connection(("127.0.0.1", port), timeout=60)
+        slow = socket.create_connection(("127.0.0.1", port), timeout=300)
         held.append(slow)
         slow.sendall(head + b'Content-Length: 100\r\n\r\n{"rec')
         assert slow.recv(65536).startswith(b"HTTP/1.1 408")
         for begun in (b"", head, head + b"Content-Length: 9\r\n\r\n", b"?\r\n\r\n") * 100:
-            client = socket.create_connection(("127.0.0.1", port), timeout=60)
+            client = socket.create_connection(("127.0.0.1", port), timeout=300)
             client.sendall(begun)
             held.append(client)
         for _ in range(3):
-            answer = httpx.post(f"{address}/predict", json={"records": records[:1]}, timeout=60)
+            answer = httpx.post(f"{address}/predict", json={"records": records[:1]}, timeout=300)
             assert answer.status_code == 200
         huge = head + b"Content-Length: 99999999999999999999\r\n\r\n"
-        client = socket.create_connection(("127.0.0.1", port), timeout=60)
+        client = socket.create_connection(("127.0.0.1", port), timeout=300)
         held.append(client)
         client.sendall(huge)
         assert client.recv(65536).startswith(b"HTTP/1.1 413")
@@ -213,7 +213,7 @@ def test_slow_and_half_open_connections_leave_it_reachable(table, serve):
         for client in held:
             client.close()
     process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(300) == 128 + signal.SIGTERM
     assert "Traceback" not in process.stderr.read()
 
 

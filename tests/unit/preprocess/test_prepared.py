@@ -42,7 +42,7 @@ def test_concurrent_steps_of_one_run_agree(path: Path, configure: Any) -> None:
     config = configure(path, run_name="one", recovery=EXPIRED)
     steps = [start(config) for _ in range(2)]
     for step in steps:
-        step.join(300)
+        step.join()
     assert [step.exitcode for step in steps] == [0, 0]
     record = DataRecord.load(Workspace.of(config).record("preprocess"))
     assert names(config) == [record.fingerprint]

@@ -54,7 +54,7 @@ def test_better_of_two_concurrent_promotions_becomes_champion(trained):
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        process.communicate(timeout=120)
+        process.communicate(timeout=600)
         assert process.returncode == 0
     worse, better = (Workspace.of(config) for config in configs)
     champion = Registry(configs[0], worse).by_alias("champion")

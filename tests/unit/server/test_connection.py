@@ -20,6 +20,7 @@ from steadytrain.components.shared.kubeflow.connection import IN_CLUSTER, connec
 from steadytrain.pipelines import cli
 
 from support.kfp_server import Kfp, serving
+from support.ports import free_port
 
 TOKEN = "opaque-" + "t" * 30
 
@@ -67,11 +68,6 @@ def data(text, status=200):
     return (status, "application/json", text, {})
 
 
-def unused_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
@@ -108,7 +104,7 @@ def test_response_not_from_kfp_is_an_error(answers, words, remedy):
 
 def test_closed_port_is_an_error():
     with pytest.raises(ServerError, match="connection refused") as raised:
-        connect(f"http://127.0.0.1:{unused_port()}")
+        connect(f"http://127.0.0.1:{free_port()}")
     assert raised.value.passing
 
 

@@ -438,7 +438,7 @@ def test_watching_command_starts_a_run_and_ends_on_sigterm(kfp, what, tmp_path):
         reader.start()
         wait_for(lambda: any("started bot-" in line for line in lines))
         watcher.send_signal(signal.SIGTERM)
-        assert watcher.wait(60) == 0
+        assert watcher.wait(300) == 0
         reader.join()
     finally:
         watcher.kill()

@@ -34,11 +34,11 @@ def test_memory_is_what_loading_and_answering_take_at_the_peak(folder):
     before = [np.ones(20_000_000)]
     assert artifact.peak_memory() > before[0].nbytes
     before.clear()
-    found = timed(folder, lambda: opened(folder), [0.001, 0.001, 0.05])
+    found = timed(folder, lambda: opened(folder), [0.001, 0.001, 2.0])
     expected = 8 * (WEIGHTS + SCRATCH) / 1e6
     assert found.memory_mb == pytest.approx(expected, rel=0.15)
     assert found.size_mb == pytest.approx(8 * WEIGHTS / 1e6, rel=0.01)
-    assert found.latency_p99_ms > 40 > found.latency_p50_ms
+    assert found.latency_p99_ms > 1900 > found.latency_p50_ms
 
 
 def test_memory_is_unknown_where_the_system_does_not_say_it(folder, monkeypatch):

@@ -24,7 +24,7 @@ from steadytrain.components.shared.tracking.connect import import_mlflow, tracki
 from support.hostile_server import HEAD, Act, answering, dripping, flooding, saying
 from support.ports import free_port
 
-pytestmark = pytest.mark.timeout(60)  # a client that still waits then has no deadline
+pytestmark = pytest.mark.timeout(300)  # a client that still waits then has no deadline
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,7 +166,7 @@ def test_requests_wait_for_a_server_that_is_down(away: str) -> None:
             saying(b"", away)(connection, request)  # type: ignore[arg-type]
 
     told: list[str] = []
-    with answering(restarting) as address, waiting(30.0, told.append):
+    with answering(restarting) as address, waiting(300.0, told.append):
         assert http_client.session().post(address, data=b"x").status_code == 200
     assert len(told) == 1
 

@@ -15,11 +15,11 @@ from steadytrain.components.shared import web_server
 
 @pytest.fixture
 def port(monkeypatch):
-    """Return the port of a server that answers each request after twice the time for headers."""
-    monkeypatch.setattr(web_server, "HEADER_SECONDS", 0.5)
+    """Return the port of a server that answers later than it waits for headers."""
+    monkeypatch.setattr(web_server, "HEADER_SECONDS", 2.0)
 
     async def app(scope, receive, send):
-        await asyncio.sleep(1)
+        await asyncio.sleep(3)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"late"})
 
@@ -29,7 +29,7 @@ def port(monkeypatch):
     thread.start()
     yield listener.getsockname()[1]
     server.should_exit = True
-    thread.join(60)
+    thread.join()
 
 
 def trickle(client, content):
@@ -57,15 +57,15 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 def test_headers_that_come_slowly_or_never_end_the_connection(port):
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=60) as silent,
-        socket.create_connection(("127.0.0.1", port), timeout=60) as slow,
+        socket.create_connection(("127.0.0.1", port), timeout=300) as silent,
+        socket.create_connection(("127.0.0.1", port), timeout=300) as slow,
     ):
         assert trickle(slow, REQUEST) < len(REQUEST)
         assert is_closed(silent)
 
 
 def test_slow_answers_and_second_requests_are_not_cut_off(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
         for _ in range(2):
             client.sendall(REQUEST)
             answer = b""

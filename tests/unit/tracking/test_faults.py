@@ -23,8 +23,9 @@ from steadytrain.components.shared.tracking.connect import open_tracking, short_
 from steadytrain.components.shared.tracking.notes import exclusive
 from steadytrain.components.shared.workspace import Workspace
 
+from support.command import wait_for
 from support.proxy import Proxy
-from support.tracking import ended, started, steps, until
+from support.tracking import ended, started, steps
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def test_each_point_arrives_once(story: Story, proxy: Proxy, request_: str, faul
     proxy.queued.extend([fault] * (2 if fault == "hang" else 3))
     story.tell(started(1), *steps(1, range(5)))
     sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05)
-    until(lambda: not proxy.queued)
+    wait_for(lambda: not proxy.queued)
     proxy.queued.extend([fault])
     story.tell(*steps(1, range(5, 9)), ended(1, "finished"))
     sink.close()
@@ -160,7 +161,7 @@ def test_server_down_all_along_gets_everything_from_the_next_supervisor(
     proxy.usual = "reset"
     first = MlflowSink(story.config, story.workspace, batch_seconds=0.05)
     story.tell(started(1), *steps(1, range(4)))
-    until(lambda: bool(story.warnings()))
+    wait_for(lambda: story.warnings())
     story.tell(ended(1, "preempted"))
     first.close()
     assert not finish_run(story.config, story.workspace, ok=False)
@@ -180,7 +181,7 @@ def test_closing_does_not_wait_for_a_server_that_never_answered(
     proxy.queued.append("500")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)
-    until(lambda: bool(story.warnings()))
+    wait_for(lambda: story.warnings())
     proxy.usual = "hang"
     sink.close()
     assert sink._thread.alive

@@ -32,7 +32,7 @@ def test_server_has_pages(make_config, lasting_server, workspace):
     assert version_link(config, workspace, "model", "3") == {
         "mlflow_version": f"{server.uri}/#/models/model/versions/3"
     }
-    with urllib.request.urlopen(page, timeout=30) as answer:
+    with urllib.request.urlopen(page, timeout=300) as answer:
         assert answer.status == 200
 
 

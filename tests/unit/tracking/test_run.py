@@ -214,7 +214,7 @@ def test_processes_that_begin_at_once_create_one_run(
     workspace.config.write_text(config.to_yaml())
     command = [sys.executable, "-c", code, str(workspace.config)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    found = {process.communicate(timeout=120)[0] for process in processes}
+    found = {process.communicate(timeout=600)[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0]
     assert found == {f"{parent_run(config, workspace)}\n"}
     tracking = use_tracking(config, workspace)

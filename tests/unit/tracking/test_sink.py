@@ -28,8 +28,9 @@ from steadytrain.components.shared.tracking.connect import open_tracking
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.recipe import recipe_of_run
 
+from support.command import wait_for
 from support.decided import halved
-from support.tracking import BEGAN, ended, started, steps, until
+from support.tracking import BEGAN, ended, started, steps
 
 ADJUSTED = "steadytrain.adjusted.training.learning_rate.3"
 CHANGE = Adjusted(
@@ -262,12 +263,12 @@ def test_server_killed_in_mid_run_and_back_at_the_end(
     parent_run(config, workspace)
     run = Supervised(config, workspace, close_seconds=30)
     run.tell(started(1), *steps(1, range(5)))
-    until(lambda: "attempt-1" in children(config, workspace))
-    until(lambda: points(config, workspace, 1, "loss") == list(range(5)))
+    wait_for(lambda: "attempt-1" in children(config, workspace))
+    wait_for(lambda: points(config, workspace, 1, "loss") == list(range(5)))
 
     server.kill()
     run.tell(*steps(1, range(5, 10)))
-    until(lambda: bool(warnings(workspace)))
+    wait_for(lambda: warnings(workspace))
     run.tell(*steps(1, range(10, 15)), ended(1, "finished"))
     run.close()
     assert len(warnings(workspace)) == 1
@@ -291,7 +292,7 @@ def test_server_that_comes_up_in_mid_run_gets_everything(
     workspace.create()
     run = Supervised(config, workspace, close_seconds=60)
     run.tell(started(1), *steps(1, range(5)))
-    until(lambda: bool(warnings(workspace)))
+    wait_for(lambda: warnings(workspace))
     server.start()
     run.tell(*steps(1, range(5, 10)), ended(1, "finished"))
     run.close()
@@ -324,7 +325,7 @@ def test_broken_server_is_reported_once(
     workspace.create()
     run = Supervised(config, workspace)
     run.tell(started(1))
-    until(lambda: bool(warnings(workspace)))
+    wait_for(lambda: warnings(workspace))
     run.tell(*steps(1, range(3)))
     run.close()
     assert len(warnings(workspace)) == 1

@@ -10,7 +10,7 @@ from steadytrain.components.train.attempt import Exits, RankError
 from steadytrain.components.train.launch.job import TRAIN_JOB
 from steadytrain.components.train.launch.naming import FOLDER, GENERATION
 
-from support.following import event, failure
+from support.following import ended, event, failure
 
 NOT_SEEN = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
 
@@ -270,13 +270,12 @@ def test_job_deleted_before_it_has_pods_is_lost(api, follower, folder):
     assert "TrainJob tiny-a3 was deleted" in failure(folder).message
 
 
-def test_stop_request_ends_the_wait_for_a_server_that_is_down(api, follower):
+def test_stop_request_ends_the_wait_for_a_server_that_is_down(api, follower, monkeypatch):
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 3600.0)
     api[0].away = True
     made = follower()
     made.start()
-    made.ending.set()
-    made.join(5)
-    assert not made.is_alive()
+    ended(made)
 
 
 def test_first_reason_stays(api, follower, folder, pod):

@@ -21,6 +21,8 @@ from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.outcome import conclude
 
+from support.command import wait_for
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
@@ -37,21 +39,12 @@ def launcher(api, config, tmp_path):
     return make
 
 
-def until(condition):
-    done = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        done.wait(0.01)
-    raise AssertionError("it did not come to that")
-
-
 def test_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
     server, _ = api
     made = launcher()
     assert made.world_size == 2
     with made.start(folder) as attempt:
-        until(lambda: server.names("trainjobs"))
+        wait_for(lambda: server.names("trainjobs"))
         trainer = server.objects["trainjobs", "tiny-a3"]["spec"]["trainer"]
         assert trainer["image"] == "train:1"
         assert trainer["command"][1:] == [
@@ -84,7 +77,7 @@ def test_attempt_waits_a_shorter_time_for_nodes_that_the_run_can_do_without(laun
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_launcher_always_cleans_up(api, launcher, folder, error):
     def leave():
-        until(lambda: server.names("trainjobs"))
+        wait_for(lambda: server.names("trainjobs"))
         raise error
 
     server, _ = api
@@ -103,7 +96,7 @@ def test_no_job_is_created_after_an_immediate_exit(api, launcher, folder):
 
 def test_stop_does_not_wait_for_a_pod_that_has_not_started(api, launcher, folder):
     with launcher().start(folder) as attempt:
-        until(lambda: api[0].names("trainjobs"))
+        wait_for(lambda: api[0].names("trainjobs"))
         assert not attempt.poll()
         attempt.stop(30)
         assert attempt.poll()
@@ -111,10 +104,10 @@ def test_stop_does_not_wait_for_a_pod_that_has_not_started(api, launcher, folder
 
 def test_running_pod_is_waited_for(api, launcher, folder, pod):
     with launcher().start(folder) as attempt:
-        until(lambda: api[0].names("trainjobs"))
+        wait_for(lambda: api[0].names("trainjobs"))
         for node in (0, 1):
             api[0].put("pods", pod(node))
-        until(lambda: len(attempt.follower.started) == 2)
+        wait_for(lambda: len(attempt.follower.started) == 2)
         attempt.stop(30)
         assert not attempt.poll()
 
@@ -124,10 +117,10 @@ def test_running_pod_with_a_silent_agent_is_a_hang(api, launcher, folder, pod, c
     quick = config(recovery={"start_timeout_seconds": 0.5})
     (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
     with launcher().start(folder) as attempt:
-        until(lambda: api[0].names("trainjobs"))
+        wait_for(lambda: api[0].names("trainjobs"))
         for node in (0, 1):
             api[0].put("pods", pod(node))
-        until(attempt.poll)
+        wait_for(attempt.poll)
     failure = conclude(folder, attempt.exits(), None).failure
     assert failure.failure_class == "hang"
     assert "gave no sign of life" in failure.message
@@ -138,10 +131,10 @@ def test_invisible_pods_are_waited_for_a_bounded_time(api, launcher, folder, con
     quick = config(recovery={"start_timeout_seconds": 0.3})
     (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
     with launcher(pending_timeout_seconds=1.0).start(folder) as attempt:
-        until(lambda: api[0].names("trainjobs"))
+        wait_for(lambda: api[0].names("trainjobs"))
         api[0].away = True
         began = time.monotonic()
-        until(attempt.poll)
+        wait_for(attempt.poll)
         assert time.monotonic() - began > 0.5, "they may be waiting for a node"
     assert conclude(folder, attempt.exits(), None).failure.failure_class == "hang"
 
@@ -150,10 +143,10 @@ def test_clusters_reason_for_a_stop_takes_precedence(api, launcher, folder, pod)
     server, _ = api
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     with launcher().start(folder) as attempt:
-        until(lambda: server.names("trainjobs"))
+        wait_for(lambda: server.names("trainjobs"))
         for node in (0, 1):
             server.put("pods", pod(node))
-        until(lambda: len(attempt.follower.started) == 2)
+        wait_for(lambda: len(attempt.follower.started) == 2)
         attempt.follower.end()
         taken = pod(1)
         taken["status"]["conditions"] = [{**target, "message": "for a pod of higher priority"}]
@@ -169,7 +162,7 @@ def test_clusters_reason_for_a_stop_takes_precedence(api, launcher, folder, pod)
 def test_job_that_cannot_be_removed_is_reported(api, launcher, folder, monkeypatch, capsys):
     monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     with launcher().start(folder):
-        until(lambda: api[0].names("trainjobs"))
+        wait_for(lambda: api[0].names("trainjobs"))
         api[0].away = True
     assert "not removed" in capsys.readouterr().err
 
@@ -261,7 +254,7 @@ def test_last_look_comes_after_those_of_the_thread(api, launcher, folder, monkey
 
     monkeypatch.setattr(follow.JobFollower, "look", look)
     with launcher().start(folder) as attempt:
-        until(lambda: looks)
+        wait_for(lambda: looks)
     *others, last = looks
     assert others
     assert set(others) == {(attempt.follower, True)}

@@ -125,10 +125,10 @@ def test_last_update_arrives_after_one_that_is_under_way(tmp_path, monkeypatch):
     with status_server(tmp_path / "server") as server:
         for name, text in server.variables.items():
             monkeypatch.setenv(name, text)
-        server.delay = 1.5
-        status = JobStatus(warned.append, every=0.01, seconds=2.5)
+        server.delay = 5
+        status = JobStatus(warned.append, every=0.01, seconds=9)
         status.emit(START)
-        assert server.begun.wait(60)
+        assert server.begun.wait(300)
         status.emit(
             TrainingFinished(attempt=1, step=100, outcome="finished", best_step=1, best_score=1)
         )

@@ -122,7 +122,7 @@ class _Drawn(_Task):
 @pytest.mark.parametrize("mixup", [{}, {"alpha": 0.4}], ids=["plain", "mixup"])
 def test_loader_workers_read_rows_side_by_side_and_in_order(mixup):
     before, plain = threading.active_count(), _parts(_Drawn(), mixup=mixup)
-    task = _Drawn(threading.Barrier(2, timeout=20))
+    task = _Drawn(threading.Barrier(2, timeout=300))
     with closing(Prefetch(_parts(task, loader_workers=2, mixup=mixup))) as data:
         for step in range(STEPS):
             rows = [batch["rows"] for batch in data.take(step).batches]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.supervisor import Supervisor
+
+from support import command
 
 RANK = Path(__file__).with_name("rank.py")
 
@@ -36,11 +37,12 @@ def launcher():
 
 @pytest.fixture
 def make_folder(tmp_path, config):
-    """Make an attempt's folder that says what to run."""
+    """Make an attempt's folder that says what to run. The lease lasts longer than any test."""
 
-    def make(*, attempt=1, **recovery):
+    def make(*, attempt=1, lease_seconds=3600.0, **recovery):
         folder = AttemptFolder(tmp_path / "attempts" / f"{attempt:04d}")
-        settings = config.recovery.model_copy(update=recovery)
+        told = {"lease_seconds": lease_seconds, **recovery}
+        settings = config.recovery.model_copy(update=told)
         changed = config.model_copy(update={"recovery": settings})
         (tmp_path / "config.yaml").write_text(changed.to_yaml())
         AttemptSpec(
@@ -121,10 +123,4 @@ def held(workspace):
 
 @pytest.fixture
 def wait_for():
-    def wait(condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    return wait
+    return command.wait_for

@@ -59,30 +59,30 @@ def test_agent_forwards_sigterm_and_exits_like_its_ranks(folder, agent, wait_for
     process = agent(folder, "wait")
     wait_for(lambda: waiting(folder))
     process.terminate()
-    assert process.wait(60) == 143
+    assert process.wait(300) == 143
     assert Exits.load(folder.node(0).exits).statuses == {0: 143}
     assert AttemptResult.load(folder.result).outcome == "preempted"
 
 
 @pytest.mark.parametrize(("how", "status"), [("finish", 0), ("crash", 1), ("kill", 1)])
 def test_agent_reports_its_own_status(folder, agent, how, status):
-    assert agent(folder, how).wait(60) == status
+    assert agent(folder, how).wait(300) == status
 
 
 def test_agent_stops_its_ranks_when_the_lease_expires(make_folder, agent):
-    folder = make_folder(lease_seconds=4)
-    assert agent(folder, "wait").wait(60) == 143
+    folder = make_folder(lease_seconds=12)
+    assert agent(folder, "wait").wait(300) == 143
     assert not processes_of(folder.path)
 
 
 def test_stubborn_ranks_are_killed_before_another_supervisor_starts(
     make_folder, agent, held, wait_for
 ):
-    folder = make_folder(lease_seconds=4, stop_grace_seconds=3600)
-    with held(4):
+    folder = make_folder(lease_seconds=12, stop_grace_seconds=3600)
+    with held(12):
         process = agent(folder, "ignore")
         wait_for(lambda: waiting(folder))
-    process.wait(60)
+    process.wait(300)
     assert not processes_of(folder.path)
     assert Exits.load(folder.node(0).exits).statuses == {0: -signal.SIGKILL}
 
@@ -94,7 +94,7 @@ def test_rank_that_never_starts_is_a_hang(make_folder, launcher):
         exits = ended(attempt)
     failure = conclude(folder, exits, None).failure
     assert failure.failure_class is FailureClass.HANG
-    assert re.search(r"rank 0 silent for 2\d s, not started", failure.message)
+    assert re.search(r"rank 0 silent for \d+ s, not started", failure.message)
 
 
 def test_agent_outlives_heartbeats_that_cannot_be_written(make_folder, agent, held, wait_for):
@@ -109,7 +109,7 @@ def test_agent_outlives_heartbeats_that_cannot_be_written(make_folder, agent, he
         assert process.poll() is None
         for path in (folder.node(0).heartbeat, folder.heartbeat(0)):
             path.rmdir()
-        process.wait(60)
+        process.wait(300)
     failure = conclude(folder, Exits.load(folder.node(0).exits).statuses, None).failure
     assert failure.failure_class is FailureClass.HANG
 
@@ -125,8 +125,8 @@ def test_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
 
 
 def test_frozen_agent_is_a_lost_node(make_folder, launcher, held, wait_for):
-    folder = make_folder(lease_seconds=4)
-    with held(4), launcher("wait").start(folder) as attempt:
+    folder = make_folder(lease_seconds=12)
+    with held(12), launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
         os.kill(Beat.read(folder.node(0).heartbeat).pid, signal.SIGSTOP)
         assert ended(attempt) == {}
@@ -148,7 +148,7 @@ def test_out_of_memory_is_reported_by_the_control_group(folder, agent):
     with limited_group() as group:
         group.limit(256 << 20)
         process = agent(folder, "allocate", before=group.inside([]))
-        assert process.wait(60) == 1
+        assert process.wait(300) == 1
     failure = conclude(folder, Exits.load(folder.node(0).exits).statuses, None).failure
     assert failure.failure_class is FailureClass.HOST_OOM
     assert not failure.unexplained

@@ -65,7 +65,7 @@ def test_rank_that_hangs_after_a_failure_is_killed(launcher, folder):
 def test_stopped_ranks_exit_on_their_own(launcher, folder, ranks, wait_for):
     with launcher("wait", ranks=ranks).start(folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
-        attempt.stop(60)
+        attempt.stop(300)
         assert set(ended(attempt).values()) == {143}
     assert AttemptResult.load(folder.result).outcome == "preempted"
     for rank in range(ranks):
@@ -167,7 +167,7 @@ def test_process_that_only_writes_there_does_not_belong_to_the_attempt(folder, t
     for place in (tmp_path / "console.log", folder.path / "notes.log", folder.path / "log"):
         place.parent.mkdir(parents=True, exist_ok=True)
         with place.open("wb") as output:
-            shell = subprocess.Popen(["sleep", "60"], stdout=output)
+            shell = subprocess.Popen(["sleep", "3600"], stdout=output)
         try:
             end_processes(tmp_path)
             assert shell.poll() is None

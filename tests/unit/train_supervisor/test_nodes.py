@@ -67,5 +67,5 @@ def test_lost_node_ends_the_attempt(two_nodes, folder, held, wait_for):
 def test_ranks_of_both_nodes_exit_on_request(two_nodes, folder, held, wait_for):
     with held(60), two_nodes("wait").start(folder) as attempt:
         wait_for(lambda: all((folder.path / f"waiting-{rank}").exists() for rank in (0, 1)))
-        attempt.stop(20)
+        attempt.stop(300)
         assert ended(attempt) == {0: 143, 1: 143}

@@ -38,12 +38,14 @@ pytestmark = pytest.mark.slow
 
 RANK = Path(__file__).with_name("rank.py")
 SUPERVISE = """
-import sys
+import os, sys
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.stopping import StopRequest
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.supervisor import Supervisor
+StopRequest.wait = lambda request, seconds: seconds > 5 and os.kill(os.getpid(), 9)
 config = load(sys.argv[1])
 data = DataRecord.load(Workspace.of(config).record("preprocess"))
 rank = [sys.executable, sys.argv[2], "kill_first"]
@@ -254,16 +256,14 @@ def test_new_supervisor_continues_with_the_decision_of_a_dead_one(supervisor, wo
     assert second.batch.micro_batch_size == 4
 
 
-def test_supervisor_killed_while_waiting_to_retry(supervisor, workspace, data, config, wait_for):
+def test_supervisor_killed_while_waiting_to_retry(supervisor, workspace, data, config):
     recovery = config.recovery.model_copy(update={"backoff_seconds": 6.0, "jitter": False})
     config = config.model_copy(update={"recovery": recovery})
     workspace.create()
     workspace.config.write_text(config.to_yaml())
     data.save(workspace.record("preprocess"))
-    program = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(workspace.config), str(RANK)])
-    wait_for(lambda: events(workspace, DecisionMade))
-    program.kill()
-    program.wait()
+    program = [sys.executable, "-c", SUPERVISE, str(workspace.config), str(RANK)]
+    assert subprocess.run(program, timeout=600).returncode == -9
 
     assert supervisor("kill_first").run().attempts == 2
     (decided,) = events(workspace, DecisionMade)
@@ -283,16 +283,15 @@ def test_supervisor_stopped_while_waiting_to_retry(supervisor):
     assert outcome.failure is None
 
 
-def test_second_signal_skips_the_grace_period(supervisor, workspace):
+def test_second_signal_skips_the_grace_period(supervisor, workspace, wait_for):
     running = supervisor("ignore")
     folder = workspace.attempts / "0001"
 
     def ask():
-        while not (folder / "waiting-0").exists():
-            pass
-        for _ in range(2):
+        # Two signals at once would be one. The first has been seen when the agent is told of it.
+        for name in ("waiting-0", AttemptFolder(folder).leave.name):
+            wait_for((folder / name).exists)
             os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait(0.5)
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -67,7 +67,7 @@ def test_run_fails_and_starts_nothing_beside_the_rank(
     waiting = workspace.attempts / "0001/waiting-0"
 
     def interrupt():
-        wait_for(lambda: waiting.exists() and waiting.read_text(), seconds=120)
+        wait_for(lambda: waiting.exists() and waiting.read_text())
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -96,10 +96,10 @@ def test_agent_reports_the_rank_and_ends(stuck_file, folder, held, wait_for, ran
             env={**os.environ, MARK: str(folder.path)},
         )
         waiting = folder.path / f"waiting-{ranks - 1}"
-        wait_for(lambda: waiting.exists() and waiting.read_text(), seconds=120)
+        wait_for(lambda: waiting.exists() and waiting.read_text())
         if ranks == 1:
             folder.leave.write_text("0")
-        assert agent.wait(120) == 1
+        assert agent.wait(300) == 1
     pid = int(waiting.read_text())
     assert waits_in_kernel(pid)
     exits = dict.fromkeys(range(ranks), -signal.SIGKILL)

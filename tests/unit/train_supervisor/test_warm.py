@@ -123,15 +123,12 @@ def test_agent_that_never_starts_is_reported_with_its_evidence(
     assert str(folder.node(0).log) in failure.message
 
 
-def test_silent_agent_is_a_hang(module, make_folder):
+def test_silent_agent_is_a_hang(module, make_folder, wait_for):
     """For example, an import waits for a file server that does not respond."""
     folder = make_folder(start_timeout_seconds=1)
     code = "import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(600)"
     with module(code) as launcher, launcher.start(folder) as attempt:
-        deadline = time.monotonic() + 60
-        while not attempt.poll():
-            assert time.monotonic() < deadline, "it is awaited for ever"
-            time.sleep(0.02)
+        wait_for(attempt.poll, 300)
     assert not processes_of(folder.path)
     failure = conclude(folder, {}, None).failure
     assert failure.failure_class is FailureClass.HANG

@@ -34,11 +34,11 @@ def pages(output, make_run, tmp_path):
     address = process.stdout.readline().decode().split()[0]
     yield int(address.rpartition(":")[2]), log
     process.terminate()
-    process.wait(30)
+    process.wait(300)
 
 
 def answer(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=300) as page:
         return page.read().decode()
 
 
@@ -85,7 +85,7 @@ def test_half_open_connections_leave_the_pages_reachable(pages, begun):
 def test_a_request_in_progress_is_not_given_up_for_a_silent_connection(pages):
     """The stream of an open page."""
     port, _ = pages
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as stream:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as stream:
         stream.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         while b"data: changed" not in stream.recv(4096):
             pass
