@@ -266,6 +266,11 @@ def predict(
         read = ", ".join(f"{item.column} ({item.kind})" for item in loaded.inputs)
         typer.echo(f"{loaded.address} reads {read}", err=True)
     typer.echo(_done(summary, loaded), err=True)
+    _show_counts(summary)
+
+
+def _show_counts(summary: Summary) -> None:
+    """Name what was refused, taken for missing, filled or not read."""
     if summary.warning:
         typer.echo(f"warning: {summary.warning}", err=True)
     if summary.missing:
@@ -273,6 +278,13 @@ def predict(
         typer.echo(
             "records whose value is absent, empty or a category that training did not see, and "
             f"counts as missing: {', '.join(counts)}",
+            err=True,
+        )
+    if summary.filled:
+        times, count = sum(summary.filled.values()), len(summary.filled)
+        typer.echo(
+            f"times without a value that the forecast fills on a line between their neighbors: "
+            f"{times:,} in {count:,} series",
             err=True,
         )
     if summary.unread:

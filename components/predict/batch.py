@@ -47,6 +47,7 @@ class Summary:
     unread: columns that the model does not read.
     missing: number of records by column whose value the model takes for missing: it is absent,
         empty, or a category that training did not see.
+    filled: number of times without a value by series, which the forecast fills on a line.
     continued: number of records that an earlier command had read before it was killed.
     """
 
@@ -57,6 +58,7 @@ class Summary:
     warning: str
     unread: Sequence[str]
     missing: Mapping[str, int]
+    filled: Mapping[str, int]
     continued: int = 0
 
 
@@ -250,6 +252,7 @@ def predict(
         quarantine.warning(state.records),
         list(state.unread),
         dict(state.missing),
+        batcher.filled,
         continued,
     )
 
@@ -401,6 +404,7 @@ class _Batcher:
         self._quarantine, self._copies = quarantine, with_inputs
         self._read = [item.column for item in model.inputs]
         self._places = list[tuple[str, int, Mapping[str, Any]]]()
+        self.filled: Mapping[str, int] = {}
 
     def add(self, source: str, line: int, row: Mapping[str, Any] | Defect, largest: int) -> None:
         """Take a record, or put it into quarantine."""
@@ -459,6 +463,7 @@ class _Batcher:
         with _writing(self._path):
             self._predictions.write(answers)
         self.state.predicted += len(answers)
+        self.filled = self.model.filled_times(values)
 
     def _predict(
         self, places: Sequence[tuple[str, int, Mapping[str, Any]]], values: Sequence[Any]

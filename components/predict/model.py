@@ -88,6 +88,8 @@ class ServedModel:
     forecasts: whether the records are the history of series, and the answers their future.
     unseen: returns the number of values of records, by the model's name of the column, that are
         categories which training did not see; None if the model does not tell.
+    filled: returns the number of times without a value that a forecast fills, by series; None if
+        the model does not tell.
     """
 
     address: str
@@ -96,6 +98,7 @@ class ServedModel:
     loaded: Any
     forecasts: bool = False
     unseen: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, int]] | None = None
+    filled: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, int]] | None = None
 
     @property
     def single(self) -> bool:
@@ -168,6 +171,14 @@ class ServedModel:
             empty = sum(value[item.name] is None for value in values)
             counts[item.column] += empty + unseen.get(item.name, 0)
         return +counts
+
+    def filled_times(self, values: Sequence[Any]) -> Mapping[str, int]:
+        """Return the number of times without a value that a forecast fills, by series.
+
+        Args:
+            values: all that `answers` has forecast from.
+        """
+        return self.filled(values) if self.forecasts and self.filled else {}
 
     def answer_each(self, values: Sequence[Any]) -> list[dict[str, Any] | Defect]:
         """Return for each value its prediction, or why there is none.
@@ -253,8 +264,10 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
         )
         for item in inputs
     ]
-    unseen = getattr(getattr(_python_model(mlflow, loaded), "model", None), "unseen", None)
-    return ServedModel(folder, renamed, trained, loaded, forecasts, unseen)
+    model = getattr(_python_model(mlflow, loaded), "model", None)
+    # A model of an earlier version, or of a plugin, may have neither.
+    unseen, filled = (getattr(model, name, None) for name in ("unseen", "filled"))
+    return ServedModel(folder, renamed, trained, loaded, forecasts, unseen, filled)
 
 
 def _python_model(mlflow: Any, loaded: Any) -> Any:

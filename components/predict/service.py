@@ -313,6 +313,7 @@ class _Service:
             "model": self.model.address,
             "predictions": answers,
             "missing": missing,
+            **({"filled": self.model.filled_times(values)} if self.model.forecasts else {}),
             "unread": unread,
         }
 

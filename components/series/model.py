@@ -430,6 +430,28 @@ class SeriesModel:
             ValueError: a column is absent, a value is not a number, two are of one time, or a
                 covariate is unknown.
         """
+        pasts, known = self._read(records)
+        if self.covariates:
+            for name, past in pasts.items():
+                self._check_known(name, past, known[name])
+        forecasts = self.forecasts(pasts, dict.fromkeys(pasts, self.horizon), known)
+        return [
+            row for name, past in pasts.items() for row in self._rows(name, past, forecasts[name])
+        ]
+
+    def filled(self, records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Return how many times without a value `rows` fills on a line, by series with such times.
+
+        Raises:
+            ValueError: `rows` cannot forecast from the records.
+        """
+        pasts, _ = self._read(records)
+        return {name: past.filled for name, past in pasts.items() if past.filled}
+
+    def _read(
+        self, records: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, History], dict[str, dict[int, Sequence[float]]]]:
+        """Return the history of each series, and its covariates by ordinal."""
         series, time, target = (self.columns[name] for name in ("series", "time", "target"))
         histories = dict[str, dict[int, float]]()
         known = dict[str, dict[int, Sequence[float]]]()
@@ -456,14 +478,7 @@ class SeriesModel:
                 )
         if alone := known.keys() - histories:
             raise ValueError(f"{shown(min(alone))} has no {target!r} at any time")
-        pasts = {name: self._past(name, values) for name, values in sorted(histories.items())}
-        if self.covariates:
-            for name, past in pasts.items():
-                self._check_known(name, past, known[name])
-        forecasts = self.forecasts(pasts, dict.fromkeys(pasts, self.horizon), known)
-        return [
-            row for name, past in pasts.items() for row in self._rows(name, past, forecasts[name])
-        ]
+        return {name: self._past(name, values) for name, values in sorted(histories.items())}, known
 
     def _past(self, name: str, values: Mapping[int, float]) -> History:
         ordinals, step = [*values], self.calendar.step

@@ -90,6 +90,13 @@ def test_series_are_trained_killed_resumed_registered_and_forecast(steadytrain, 
         rows = list(csv.DictReader(handle))
     assert [{name: str(value) for name, value in row.items()} for row in served] == rows
     assert "forecast 33 times from 220 records" in done.err
+    assert "without a value" not in done.err
+    gaps = tmp_path / "gaps.csv"
+    table = pd.read_csv(source)
+    table.drop(table.index[[3, 4]]).to_csv(gaps, index=False)
+    filled = ("--out", tmp_path / "filled.csv", "--output", steadytrain.output)
+    done = steadytrain("predict", address, gaps, *filled)
+    assert "fills on a line between their neighbors: 2 in 1 series" in done.err
 
 
 LEARNED = {

@@ -216,6 +216,23 @@ def test_logged_model_tells_which_categories_it_has_not_seen(tmp_path, tells):
     assert counted == ({"town": 1} if tells else {})
 
 
+def test_times_that_a_forecast_fills_are_counted_by_series(data, tmp_path):
+    class Loaded:
+        def predict(self, frame):
+            return pd.DataFrame({"prediction": [float(len(frame))]})
+
+    class Model:
+        def filled(self, records):
+            return {"a": 10 - len(records), "b": 1}
+
+    inputs = [Input("x", "x", "number", required=True)]
+    told = ServedModel("m", inputs, None, Loaded(), forecasts=True, filled=Model().filled)
+    numbers = data(NUMBERS[:7])
+    assert predict(told, numbers, tmp_path / "out.jsonl").filled == {"a": 3, "b": 1}
+    silent = replace(told, filled=None)
+    assert predict(silent, numbers, tmp_path / "other.jsonl").filled == {}
+
+
 def test_image_may_be_stored_as_the_library_datasets_does():
     image = Input("photo", "photo", "bytes", required=False)
     assert image.read({"photo": {"bytes": b"png", "path": None}}) == b"png"

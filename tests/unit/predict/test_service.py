@@ -381,4 +381,4 @@ def test_forecasts_take_all_records_as_one_history(serve):
     records = [{"x": n, "value": None if n == 4 else n} for n in range(5)]
     answer = json.loads(client.post("/predict", json={"records": records}).text)
     assert answer["predictions"] == [{"prediction": 10}, {"prediction": 5}]
-    assert answer["missing"] == {}
+    assert (answer["missing"], answer["filled"]) == ({}, {})

@@ -165,6 +165,12 @@ def test_an_exported_model_forecasts_the_next_times(tmp_path):
             model.rows([*records, {**records[0], **change}])
     with pytest.raises(ValueError, match="at least 2"):
         model.rows([records[0]])
+    assert model.filled(records) == {}
+    named = records[0]["firm"]
+    within = [year for firm, year, _ in firms().itertuples(index=False) if firm == named][1:3]
+    gaps = [one for one in records if one["firm"] != named or one["year"] not in within]
+    assert model.filled(gaps) == {named: 2}
+    assert len(model.rows(gaps)) == 33
     # A line through every other value, or to a mistyped year, would be forecast from.
     own = [record for record in records if record["firm"] == records[0]["firm"]]
     odd = [record for record in own if record["year"] % 2]
