@@ -44,6 +44,10 @@ from steadytrain.components.shared.storage import LocalStorage, Storage, open_st
 _LOOKS = 20
 """Number of times an agent checks the lease per lease time."""
 _POLL_SECONDS = 0.1
+_SKEW_SECONDS: Final = 300.0
+"""Largest difference between the clocks of this machine and of storage."""
+_seen: Final = dict[str, Pulse]()
+"""The renewals that `is_held` has seen, by address of the lease."""
 _log = logging.getLogger(__name__)
 Held = Literal["run", "study", "lock"]
 """What a lease is for."""
@@ -73,13 +77,15 @@ class Holder(Identity):
     """Who holds or held a run.
 
     renewed: number of renewals so far.
-    until: when the lease expires unless it is renewed, by the holder's clock. It is shown to
-        people, and `held` uses it for its guess.
+    until: when the lease expires unless it is renewed, by the holder's clock. Only `is_held` uses
+        it, for its guess.
+    seconds: how long the lease lasts after a renewal; 0 if an earlier version wrote it.
     released: whether the holder released the run.
     """
 
     renewed: int = 0
     until: float = 0.0
+    seconds: float = 0.0
     released: bool = False
 
     def working(self) -> bool | None:
@@ -276,13 +282,27 @@ def hold(
 
 
 def is_held(storage: Storage) -> bool:
-    """Return whether a supervisor seems to hold a run, without waiting to make sure."""
+    """Return whether a supervisor seems to hold a run, without waiting to make sure.
+
+    A holder that this machine cannot see counts as alive until its lease expires by its own clock,
+    which may be hours ahead. So it counts no longer than a lease lasts from when this process first
+    saw its last renewal, and from when storage says that this was written.
+    """
     generations = Generations(storage)
-    holder = generations.holder(generations.last())
+    last = generations.last()
+    holder = generations.holder(last)
     if holder is None:
         return False
     working = holder.working()
-    return time.time() < holder.until if working is None else working
+    if working is not None:
+        return working
+    if time.time() >= holder.until:
+        return False
+    if not holder.seconds:
+        return True
+    silent = _seen.setdefault(storage.uri, Pulse()).silence((last, holder))
+    written = time.time() - storage.weigh().newest
+    return silent < holder.seconds and written < holder.seconds + _SKEW_SECONDS
 
 
 def _take(
@@ -295,7 +315,7 @@ def _take(
     notify: Callable[[str], object],
 ) -> Lease:
     pulse, met, began = Pulse(), None, time.monotonic()
-    mine = Holder.here().model_copy(update={"until": time.time() + seconds})
+    mine = Holder.here().model_copy(update={"until": time.time() + seconds, "seconds": seconds})
     while True:
         now, last = time.monotonic(), generations.last()
         holder = generations.holder(last)

@@ -260,12 +260,12 @@ def works_in(lease: Storage, job: str) -> bool:
 
 def _lapses(lease: Storage, seconds: float) -> bool:
     """Return whether a lease is free, or expires within one lease period."""
-    deadline = time.monotonic() + seconds
-    while is_held(lease):
-        if time.monotonic() >= deadline:
-            return False
+    # is_held measures a silence from its first look.
+    held, deadline = is_held(lease), time.monotonic() + seconds + _LOOK_SECONDS
+    while held and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-    return True
+        held = is_held(lease)
+    return not held
 
 
 def _objects(

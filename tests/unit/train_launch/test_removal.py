@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from steadytrain.components.shared import retry
-from steadytrain.components.shared.lease import hold
+from steadytrain.components.shared.lease import Generations, Holder, hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
@@ -84,6 +86,16 @@ def test_active_supervisor_keeps_its_job(api, run):
     with hold(LocalStorage(Workspace.of(run).lease), run_id="tiny", seconds=60):
         assert remove_unfinished(run) == []
     assert api[0].names("trainjobs") == ["elsewhere-a1", "tiny-a1"]
+
+
+def test_job_of_a_dead_supervisor_whose_clock_was_ahead_is_removed(api, run):
+    lease = LocalStorage(Workspace.of(run).lease)
+    holder = Holder.here().model_copy(
+        update={"machine": "elsewhere", "until": time.time() + 6 * 3600, "seconds": 0.5}
+    )
+    lease.write(Generations(lease).name(1), holder.model_dump_json().encode())
+    assert remove_unfinished(run) == []
+    assert api[0].names("trainjobs") == ["elsewhere-a1"]
 
 
 def test_nothing_to_remove_without_trainer(api, run, monkeypatch):

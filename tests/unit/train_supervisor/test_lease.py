@@ -171,6 +171,37 @@ def test_held_lease_is_reported_at_once(folder, other):
     assert is_held(folder)
 
 
+def ahead(folder, seconds):
+    """Write the object of a remote holder whose clock is hours ahead. Return name and holder."""
+    name, content = elsewhere(folder, 2)
+    hours = {"until": time.time() + 6 * 3600, "seconds": seconds}
+    holder = content.model_copy(update=hours)
+    folder.write(name, holder.model_dump_json().encode())
+    return name, holder
+
+
+def test_holder_whose_clock_is_ahead_is_alive_for_one_lease(folder, wait_for):
+    name, holder = ahead(folder, seconds=0.5)
+    assert is_held(folder)
+    wait_for(lambda: not is_held(folder))
+    renewed = holder.model_copy(update={"renewed": 1})
+    folder.write(name, renewed.model_dump_json().encode())
+    assert is_held(folder)
+
+
+def test_holder_that_wrote_long_ago_is_dead_at_the_first_look(folder):
+    name, _ = ahead(folder, seconds=60.0)
+    assert is_held(folder)
+    long_ago = time.time() - 3600
+    os.utime(folder.folder / name, (long_ago, long_ago))
+    assert not is_held(folder)
+
+
+def test_lease_says_how_long_it_lasts(storage):
+    with own(storage, seconds=0.8) as lease:
+        assert Generations(storage).holder(lease.generation).seconds == 0.8
+
+
 def test_missing_lease_has_no_holder(folder):
     assert not is_held(folder)
 
