@@ -60,19 +60,29 @@ def deadline(seconds: float) -> AbstractContextManager[None]:
     return requests_with(until=min(request_context().until, time.monotonic() + seconds))
 
 
-class _Limits:
-    """The limits of one request."""
+class Limits:
+    """The limits of one request.
 
-    def __init__(self) -> None:
-        context = request_context()
-        self.until, self.in_pieces, self._received = context.until, context.in_pieces, 0
+    until: its end, on the monotonic clock.
+    in_pieces: as in `RequestContext`.
+    late: the error if it is not done by then.
+    """
+
+    def __init__(self, until: float, in_pieces: bool, late: type[Exception] = TooSlow) -> None:
+        self.until, self.in_pieces, self.late = until, in_pieces, late
+        self._received, self._read = 0, math.inf
 
     def left(self) -> float:
-        """Return the remaining seconds. Raises TooSlow if there are none."""
+        """Return the remaining seconds. Raises `late` if there are none."""
         left = self.until - time.monotonic()
         if left <= 0:
-            raise TooSlow("the server did not give a complete answer in time")
+            raise self.late("the server did not give a complete answer in time")
         return left
+
+    def resume(self) -> None:
+        """Before a read, allow the time in which the reader did something else with a piece."""
+        if self.in_pieces:
+            self.until += max(0.0, time.monotonic() - self._read)
 
     def grant(self, count: int) -> None:
         """Allow the time that this many bytes take."""
@@ -80,6 +90,7 @@ class _Limits:
 
     def receive(self, count: int) -> None:
         """Count received bytes. Raises LimitExceeded if there are too many."""
+        self._read = time.monotonic()
         if self.in_pieces:
             self.grant(count)
             return
@@ -98,7 +109,7 @@ class _Limits:
 class _Received(io.RawIOBase):
     """The bytes from a socket, within limits."""
 
-    def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: _Limits) -> None:
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: Limits) -> None:
         self._raw, self._socket, self._limits = raw, sock, limits
         self._each = sock.gettimeout()
 
@@ -106,6 +117,7 @@ class _Received(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
+        self._limits.resume()
         self._socket.settimeout(self._limits.timeout(self._each))
         try:
             count: int | None = self._raw.readinto(buffer)
@@ -120,10 +132,10 @@ class _Received(io.RawIOBase):
         super().close()
 
 
-class _Answer(http.client.HTTPResponse):
+class Answer(http.client.HTTPResponse):
     """An answer within limits."""
 
-    def __init__(self, limits: _Limits, sock: socket.socket, *args: Any, **options: Any) -> None:
+    def __init__(self, limits: Limits, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         self._limits = limits
         self.fp = io.BufferedReader(_Received(self.fp.detach(), sock, limits))
@@ -136,7 +148,7 @@ class _Answer(http.client.HTTPResponse):
             raise LimitExceeded("the server's answer is compressed, which nobody asked for")
 
 
-class _Limited:
+class Limited:
     """A connection of urllib3 whose requests have limits."""
 
     timeout: float | None
@@ -144,8 +156,9 @@ class _Limited:
     response_class: Any
 
     def _begin(self) -> None:
-        self._limits = _Limits()
-        self.response_class = partial(_Answer, self._limits)
+        context = request_context()
+        self._limits = Limits(context.until, context.in_pieces)
+        self.response_class = partial(Answer, self._limits)
 
     def connect(self) -> None:
         self._begin()
@@ -168,11 +181,11 @@ class _Limited:
             raise
 
 
-class _Plain(_Limited, HTTPConnection):
+class _Plain(Limited, HTTPConnection):
     pass
 
 
-class _Secure(_Limited, HTTPSConnection):
+class _Secure(Limited, HTTPSConnection):
     pass
 
 

@@ -113,7 +113,8 @@ def _odd(address: str, what: str) -> StorageError:
 
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
-"""Longest wait for a connection, and for the next byte of a response."""
+"""Longest wait for a connection, and for the next byte of a response. The whole response has the
+deadline of `http_client`."""
 ATTEMPTS = 6
 """Attempts per request, including the first. Also applies to a body that breaks off."""
 
@@ -183,14 +184,17 @@ class S3Storage:
         import botocore.session
         from botocore.config import Config
 
+        from steadytrain.components.shared.storage.s3_connections import limit
+
         # Use a separate session: threads must not share boto3's default session.
         core = botocore.session.get_session()
         session = boto3.session.Session(botocore_session=core)
         core.register_component("data_loader", _descriptions())
         bucket = f"s3://{self.bucket}"
+        core.register("before-parse.s3", partial(_check_times, bucket))
         core.register("after-call.s3", partial(_check_answer, bucket))
         core.register("needs-retry.s3.HeadBucket", partial(_check_redirect, bucket))
-        return session.client(
+        client = session.client(
             "s3",
             config=Config(
                 retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
@@ -198,6 +202,8 @@ class S3Storage:
                 read_timeout=READ_SECONDS,
             ),
         )
+        limit(client)
+        return client
 
     @property
     def uri(self) -> str:
@@ -439,6 +445,23 @@ def _check_answer(
     lacks = _ALWAYS.get(model.name, "") or ("ETag" if _is_page(parsed) else "")
     if lacks and lacks not in parsed:
         raise _odd(bucket, f"an answer to {model.name} without {lacks}")
+
+
+def _check_times(bucket: str, response_dict: Mapping[str, Any], **_: Any) -> None:
+    """Check the time of an object, for which botocore raises errors of any type.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    from botocore.utils import parse_timestamp
+
+    written = response_dict["headers"].get("last-modified")
+    if written is None:
+        return
+    try:
+        parse_timestamp(written)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise _odd(bucket, f"the time {written[:80]!r} (Last-Modified) of an object") from error
 
 
 def _check_redirect(bucket: str, response: tuple[Any, Any] | None, **_: Any) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
-from steadytrain.components.shared import retry
+from steadytrain.components.shared import http_client, retry
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage import open_storage
+from steadytrain.components.shared.storage import open_storage, s3
 
 CONTENT = bytes(range(256)) * 40
 TAG = {"ETag": '"one"'}
@@ -45,7 +47,10 @@ def answered(credentials, monkeypatch):
                         if value is not None:
                             self.send_header(name, str(value))
                     self.end_headers()
-                    self.wfile.write(body)
+                    with contextlib.suppress(ConnectionError):
+                        for part in body.parts() if isinstance(body, Trickled) else [body]:
+                            self.wfile.write(part)
+                            self.wfile.flush()
                     self.close_connection = True
 
                 do_HEAD = do_PUT = do_GET  # noqa: N815
@@ -61,6 +66,15 @@ def answered(credentials, monkeypatch):
             return open_storage("s3://bucket/p")
 
         yield make
+
+
+class Trickled(bytes):
+    """A body that is sent byte by byte."""
+
+    def parts(self):
+        for byte in self:
+            time.sleep(0.05)
+            yield bytes([byte])
 
 
 def cut(headers):
@@ -113,6 +127,64 @@ def test_object_that_changes_while_it_is_read_is_an_error(answered):
     storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else (412, {}, b""))
     with pytest.raises(StorageError, match="it changed while it was read"):
         storage.read("a")
+
+
+@pytest.mark.parametrize("written", ["yesterday", "Thu, 99 Foo 2026 00:00:00 GMT", "9" * 400])
+def test_unreadable_time_of_an_object_is_an_error(answered, tmp_path, written):
+    storage = answered(lambda *_: (200, {**TAG, "Last-Modified": written}, CONTENT))
+    for operation in (
+        lambda: storage.read("a"),
+        lambda: storage.exists("a"),
+        lambda: storage.download("a", tmp_path / "a"),
+    ):
+        with pytest.raises(StorageError, match=r"sent the time .* \(Last-Modified\)"):
+            operation()
+
+
+def test_answer_that_trickles_ends(answered, tmp_path, monkeypatch):
+    """Each byte comes in time, but all of them would take minutes."""
+    monkeypatch.setattr(http_client, "SECONDS", 0.3)
+    monkeypatch.setattr(s3, "ATTEMPTS", 2)
+
+    def answer(path, headers, count):
+        if "Range" not in headers:
+            return 200, TAG, Trickled(CONTENT)
+        rest = {"Content-Range": f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}"}
+        return 206, {**TAG, **rest}, Trickled(CONTENT)
+
+    storage = answered(answer)
+    for operation in (
+        lambda: storage.read("a"),
+        lambda: storage.list(),
+        lambda: storage.download("a", tmp_path / "a"),
+    ):
+        with pytest.raises(StorageError, match=r"timeout|Max Retries"):
+            operation()
+
+
+def test_rejection_before_the_body_that_trickles_ends(answered, monkeypatch):
+    """botocore reads the status line itself, when it has asked whether to send the body."""
+    monkeypatch.setattr(http_client, "SECONDS", 0.3)
+    monkeypatch.setattr(s3, "ATTEMPTS", 2)
+    storage = answered(lambda *_: (403, {}, Trickled(CONTENT)))
+    with pytest.raises(StorageError):
+        storage.write_stream("a", [bytes(5 << 20)])
+
+
+def test_time_that_the_reader_takes_is_not_the_servers(answered, monkeypatch):
+    content, requests, passed = CONTENT * 2000, [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr(http_client, "time", clock)
+
+    def answer(path, headers, count):
+        requests.append(headers.get("Range"))
+        return 200, TAG, content
+
+    parts = answered(answer).read_stream("a")
+    read = [next(parts)]
+    passed[0] += 3600.0
+    assert b"".join([*read, *parts]) == content
+    assert requests == [None]
 
 
 def listing(entries, token=""):
