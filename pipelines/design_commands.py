@@ -35,6 +35,7 @@ _MODEL_TYPES: Final = {
     "tabular": "tabular_classification",
     "cv": "image_classification",
     "nlp": "sequence_classification",
+    "text_classification": "sequence_classification",
     "multimodal": "multimodal_classification",
     "timeseries": "forecasting",
 }
@@ -53,7 +54,8 @@ def design(
     task: Annotated[
         str,
         typer.Option(
-            help="A data.task, or a kind of model: tabular, cv, nlp, multimodal or timeseries."
+            help="A data.task, or a kind of model: tabular, cv, nlp (or text_classification), "
+            "multimodal or timeseries."
         ),
     ] = "",
     framework: Annotated[
@@ -167,6 +169,8 @@ def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:
     from steadytrain.pipelines.sources import PRESETS, open_source
 
     name = _MODEL_TYPES.get(task, task)
+    if name != task:
+        typer.echo(f"--task {task} stands for data.task {name}", err=True)
     if source:
         return open_source(source, [*overrides, *([("data.task", name)] if task else [])])
     if not task:

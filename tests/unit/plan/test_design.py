@@ -74,6 +74,15 @@ def test_design_equals_the_golden_file_and_follows_the_schema(call, name):
     assert_golden(GOLDEN / f"{name}.json", done.stdout)
 
 
+def test_text_classification_stands_for_the_task_of_that_kind(call):
+    done = call("design", "--task", "text_classification", "--json")
+    named = call("design", "--task", "sequence_classification", "--json")
+    assert (done.exit_code, named.exit_code) == (0, 0), done.output
+    assert json.loads(done.stdout) == json.loads(named.stdout)
+    assert "text_classification stands for data.task sequence_classification" in done.stderr
+    assert "stands for" not in named.stderr
+
+
 def test_plan_has_the_same_three_objects(call):
     settings = DESIGNS["13b-8xa100"][5:]
     budget = ("--set", "compute.budget_usd=100")
