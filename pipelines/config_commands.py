@@ -262,13 +262,13 @@ def init(
 
     given = with_options(overrides, run=run, output=output)
     choose, reason = _chooser(data, model, given, asks=asks)
-    hardware = Questionnaire(choose, given)
     answers = Answers(gpu_type.lower(), gpu_count, gpu_memory_gb, goal, cores, host_memory_gb)
-    if answers:
-        hardware.take_each(answers)
-        asks = False
-    elif asks:
-        answers = ask(hardware)
+    with Questionnaire(choose, given) as hardware:
+        if answers:
+            hardware.take_each(answers)
+            asks = False
+        elif asks:
+            answers = ask(hardware)
     chosen = hardware.selection
     Workspace.of(chosen.config)  # rejects an output that cannot be a folder
     _write(file, _text(chosen, {"data.task": reason, **hardware.reasons}))

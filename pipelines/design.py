@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from steadytrain.components.plan.design import (
     Component,
@@ -12,13 +12,9 @@ from steadytrain.components.plan.design import (
     PipelineConfig,
     TrainingPods,
     Trigger,
-    training_pods,
 )
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.pipelines.pod_names import MOUNT_PATH, Pipeline
-
-if TYPE_CHECKING:
-    from steadytrain.components.plan.series import SeriesPlan
 
 _TRIGGERS: Final = (
     Trigger(
@@ -67,12 +63,6 @@ def pipeline_config(config: RunConfig, pods: TrainingPods | None) -> PipelineCon
             training_pods=pods,
         ),
     )
-
-
-def pipeline_of_series(config: RunConfig, plan: SeriesPlan) -> PipelineConfig:
-    """Return the pipeline of a model of time series, of which only networks have pods."""
-    network = plan.framework == "pytorch"
-    return pipeline_config(config, training_pods(config, None) if network else None)
 
 
 def _steps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,16 +18,12 @@ from steadytrain.pipelines.options import (
     TokensPerSecond,
     at_most,
     check_extra,
-    check_reads_texts,
-    refuse_unread,
     with_options,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steadytrain.components.plan.design import Design
-    from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.config.load import Override
     from steadytrain.pipelines.sources import Selection
 
@@ -124,7 +120,11 @@ def design(
     For example: `steadytrain design chat --gpu-type a100 --gpu-count 8 --budget-usd 500`
     """
     check_extra("data", "steadytrain design")
+    from steadytrain.components.plan.design import Given, scripts, source_bytes
+    from steadytrain.components.shared.storage.local import write_texts
     from steadytrain.pipelines.early_checks import check_plugins
+    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
+    from steadytrain.pipelines.planners import planned
 
     nodes, per_node = nodes_for(gpu_count)
     given: list[Override] = [*overrides]
@@ -139,16 +139,37 @@ def design(
     sizes = {"compute.nodes": nodes, "compute.nproc_per_node": per_node}
     config = _open(source, task, with_options(given, output=output, **sizes)).config
     check_plugins(config)
-    check_reads_texts(config, tokens_per_second)
-    estimate, files = _designed(
-        config, gpu_type, memory_gb, storage_gb, data_gb, prices=prices, provider=provider
+    given_bytes = int(data_gb * 1e9) or None
+    found = planned(
+        config,
+        lambda: choose_hardware(
+            config, gpu_type or ANY, prices=prices, provider=provider, host_memory_gb=memory_gb
+        ),
+        command="steadytrain design",
+        given={
+            "--gpu-type": gpu_type,
+            "--prices": prices,
+            "--provider": provider,
+            "--tokens-per-second": tokens_per_second,
+        },
+        data_bytes=given_bytes,
     )
+    host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
+    estimate = found.design(Given(given_bytes or source_bytes(config), host, disk))
     estimate = estimate.serving(tokens_per_second)
     options.show(estimate.model_dump(mode="json")) if as_json else typer.echo(
         "\n".join(estimate.lines())
     )
     if write is not None:
-        for path in _write(estimate, files, write):
+        from steadytrain.pipelines.compile import compile_pipeline
+
+        content = {
+            **found.files(),
+            **scripts(estimate.distributed_config),
+            "design.json": estimate.model_dump_json(indent=2) + "\n",
+        }
+        written = write_texts(write, content, "--write")
+        for path in (*written, compile_pipeline(write / "pipeline.yaml")):
             typer.echo(f"wrote {path}", err=True)
     if not estimate.works:
         raise typer.Exit(1)
@@ -186,93 +207,3 @@ def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:
             remedy=f"one of {', '.join([*_MODEL_TYPES, *sorted(presets)])}, or name a FILE",
         )
     return open_source(presets[name], [*overrides, ("data.task", name)])
-
-
-def _designed(
-    config: RunConfig,
-    gpu_type: str,
-    memory_gb: float,
-    storage_gb: float,
-    data_gb: float,
-    *,
-    prices: Path | None,
-    provider: str,
-) -> tuple[Design, dict[str, str]]:
-    """Return the design, and the text of files that a plan writes, by name."""
-    from steadytrain.components.plan.design import (
-        Given,
-        design_of_network,
-        design_of_plan,
-        design_of_series,
-        design_of_table,
-        source_bytes,
-        training_pods,
-    )
-    from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
-    from steadytrain.components.tasks.base import load_task
-    from steadytrain.pipelines.design import pipeline_config, pipeline_of_series
-    from steadytrain.pipelines.plan_commands import priced_table
-    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
-
-    files = {"steadytrain.yaml": config.to_yaml()}
-    given_bytes = int(data_gb * 1e9) or None
-    host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
-    table, origin = priced_table(prices, provider)
-    given = Given(given_bytes or source_bytes(config), host, disk, origin)
-    if load_task(config.data.task).tabular:
-        from steadytrain.components.plan.tables import plan_table
-
-        refuse_unread(
-            {"--gpu-type": gpu_type, "--prices": prices, "--provider": provider},
-            f"{config.data.task} trains in one process on a CPU",
-        )
-        learned = plan_table(config, given_bytes)
-        return design_of_table(learned, config, pipeline_config(config, None), given), files
-    if config.data.task in SERIES:
-        check_extra("train", "steadytrain design")
-        from steadytrain.components.plan.series import plan_series
-
-        refuse_unread(
-            {"--gpu-type": gpu_type, "--prices": prices, "--provider": provider},
-            f"a plan for {config.data.task} does not have it",
-        )
-        forecast = plan_series(config, given_bytes)
-        pipeline = pipeline_of_series(config, forecast)
-        return design_of_series(forecast, config, pipeline, given), files
-    gpus, wanted, hosts = choose_hardware(
-        config, table, gpu_type or ANY, cluster=False, own=False, host_memory_gb=memory_gb
-    )
-    if config.data.task in (*IMAGES, *MULTIMODAL):
-        check_extra("train", "steadytrain design")
-        from steadytrain.components.plan.networks import plan_network
-
-        network = plan_network(config, gpus, wanted, given_bytes)
-        pods = training_pods(config, network.device)
-        return design_of_network(network, config, pipeline_config(config, pods), given), files
-    from steadytrain.components.plan.plan import plan_training
-    from steadytrain.components.plan.render import filled, texts
-
-    plan = plan_training(config, gpus, wanted, hosts, prices=origin, data_bytes=given_bytes)
-    pods = training_pods(filled(plan), plan.job.machine.gpu.name)
-    return design_of_plan(plan, pipeline_config(config, pods), given), texts(plan)
-
-
-def _write(found: Design, files: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the design's files, and return their paths.
-
-    Raises:
-        BadInput: one cannot be written.
-    """
-    from steadytrain.components.plan.design import scripts
-    from steadytrain.components.shared.storage.local import write_requested
-    from steadytrain.pipelines.compile import compile_pipeline
-
-    content = {
-        **files,
-        **scripts(found.distributed_config),
-        "design.json": found.model_dump_json(indent=2) + "\n",
-    }
-    for name, text in content.items():
-        write_requested(folder / name, text.encode(), "--write")
-    pipeline = compile_pipeline(folder / "pipeline.yaml")
-    return [*(folder / name for name in content), pipeline]

@@ -9,14 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
-
-if TYPE_CHECKING:
-    from steadytrain.components.shared.config import RunConfig
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -117,28 +114,6 @@ def refuse_unread(given: Mapping[str, object], why: str, *, reads: Collection[st
     for name, value in given.items():
         if value and name not in reads:
             raise BadInput(f"{name}: {why}", remedy="leave it out")
-
-
-def check_reads_texts(config: RunConfig, tokens_per_second: float) -> None:
-    """Reject a throughput in tokens, and a goal, for a task whose plan has neither.
-
-    Raises:
-        BadInput: the task's model does not read texts.
-    """
-    from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
-    from steadytrain.components.tasks.base import load_task
-
-    task = config.data.task
-    textless = task in (*IMAGES, *MULTIMODAL, *SERIES) or load_task(task).tabular
-    if tokens_per_second and textless:
-        raise BadInput(
-            f"--tokens-per-second: a model for {task} has no tokens", remedy="leave it out"
-        )
-    if config.training.goal is not None and textless:
-        raise BadInput(
-            f"training.goal = {config.training.goal!r}: a plan for {task} chooses no methods",
-            remedy="leave it out",
-        )
 
 
 YEAR = 366 * 24 * 3600.0

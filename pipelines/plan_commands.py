@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,24 +20,11 @@ from steadytrain.pipelines.options import (
     TokensPerSecond,
     at_most,
     check_extra,
-    check_reads_texts,
-    refuse_unread,
     with_options,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from steadytrain.components.memory.peak import Memory
-    from steadytrain.components.plan.design import Storage
-    from steadytrain.components.plan.networks import NetworkPlan
-    from steadytrain.components.plan.series import SeriesPlan
-    from steadytrain.components.plan.tables import TablePlan
-    from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.workspace import Workspace
-    from steadytrain.components.sizing.fit import Choice, Measure
-    from steadytrain.components.sizing.hardware import Gpu
-    from steadytrain.components.sizing.time_cost import Timing
 
 
 def plan(
@@ -138,14 +123,11 @@ def plan(
     134 MB of the data itself, in a folder that it removes.
     """
     check_extra("data", "steadytrain plan")
-    from steadytrain.components.plan.design import cost_estimate, given_by, storage_of_plan
-    from steadytrain.components.plan.plan import plan_training
-    from steadytrain.components.plan.render import render
-    from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
-    from steadytrain.components.sizing.time_cost import by_table
-    from steadytrain.components.tasks.base import load_task
+    from steadytrain.components.plan.design import Given, source_bytes
+    from steadytrain.components.shared.storage.local import write_texts
     from steadytrain.pipelines.early_checks import check_plugins
-    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
+    from steadytrain.pipelines.plan_hardware import ANY, Hardware, choose_hardware
+    from steadytrain.pipelines.planners import planned
     from steadytrain.pipelines.sources import open_source
 
     sizes = {"compute.nodes": nodes, "compute.nproc_per_node": gpus_per_node}
@@ -154,7 +136,22 @@ def plan(
         typer.echo(remark, err=True)
     config = chosen.config
     check_plugins(config)
-    check_reads_texts(config, tokens_per_second)
+
+    def hardware() -> Hardware:
+        found = choose_hardware(
+            config,
+            gpu,
+            prices=prices,
+            provider=provider,
+            cluster=cluster,
+            own=calibrate,
+            host_memory_gb=host_memory_gb,
+        )
+        if found.wanted is not None and not found.wanted.cuda and not calibrate:
+            other = f"--gpu {ANY} plans for the cheapest GPU"
+            typer.echo(f"`run` would train on this machine's CPU; {other}", err=True)
+        return found
+
     given = {
         "--gpu": gpu,
         "--nodes": nodes,
@@ -163,187 +160,30 @@ def plan(
         "--host-memory-gb": host_memory_gb,
         "--prices": prices,
         "--provider": provider,
+        "--tokens-per-second": tokens_per_second,
         "--write": write,
         "--calibrate": calibrate,
         "--formula": by_formula,
     }
-    if load_task(config.data.task).tabular:
-        refuse_unread(given, f"{config.data.task} trains in one process on a CPU")
-        _show_table_plan(config, as_json=as_json)
-        return
-    unread = f"a plan for {config.data.task} does not have it"
-    if config.data.task in SERIES:
-        refuse_unread(given, unread, reads=("--calibrate",))
-        _show_series_plan(config, calibrate=calibrate, as_json=as_json)
-        return
-    table, origin = priced_table(prices, provider)
-    gpus, wanted, hosts = choose_hardware(
-        config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb
-    )
-    if wanted is not None and not wanted.cuda and not calibrate:
-        message = f"`run` would train on this machine's CPU; --gpu {ANY} plans for the cheapest GPU"
-        typer.echo(message, err=True)
-    if config.data.task in (*IMAGES, *MULTIMODAL):
-        chosen_by = "--gpu", "--nodes", "--gpus-per-node", "--prices", "--provider"
-        refuse_unread(given, unread, reads=(*chosen_by, "--calibrate"))
-        _show_network_plan(config, gpus, wanted, origin, calibrate=calibrate, as_json=as_json)
-        return
-    planned = plan_training(
+    found = planned(
         config,
-        gpus,
-        wanted,
-        hosts,
-        measure=None if by_formula else _measure(config),
-        timed=_on_this_machine() if calibrate else by_table,
-        prices=origin,
+        hardware,
+        command="steadytrain plan",
+        given=given,
+        calibrate=calibrate,
+        dry_run=not by_formula,
     )
+    known = Given(source_bytes(config))
     if as_json:
-        from steadytrain.components.plan.design import design_of_plan, training_pods
-        from steadytrain.components.plan.render import filled
-        from steadytrain.pipelines.design import pipeline_config
-
-        pods = training_pods(filled(planned), planned.job.machine.gpu.name)
-        design = design_of_plan(planned, pipeline_config(config, pods), given_by(config))
-        options.show(planned.as_data() | design.serving(tokens_per_second).parts())
+        design = found.design(known).serving(tokens_per_second)
+        options.show(found.plan.as_data() | design.parts())
     else:
-        space = storage_of_plan(planned, given_by(config))
-        cost = cost_estimate(planned).serving(tokens_per_second)
-        typer.echo("\n".join([render(planned), "", space.line(), *cost.inference_lines()]))
+        typer.echo("\n".join(found.lines(known, tokens_per_second)))
     if write is not None:
-        from steadytrain.components.plan.render import write_files
-
-        for path in write_files(planned, write):
+        for path in write_texts(write, found.files(), "--write"):
             typer.echo(f"wrote {path}", err=True)
-    if not planned.works:
+    if not found.plan.works:
         raise typer.Exit(1)
-
-
-def priced_table(prices: Path | None, provider: str) -> tuple[tuple[Gpu, ...], str]:
-    """Return the table of GPUs with the prices that were asked for, and where those are from.
-
-    Raises:
-        BadInput: both are given, or one cannot be used.
-    """
-    from steadytrain.components.plan.plan import OWN_PRICES
-    from steadytrain.components.shared.errors import BadInput
-    from steadytrain.components.sizing.hardware import all_gpus, priced, priced_by
-
-    if prices is not None and provider:
-        raise BadInput("--prices and --provider: both give prices", remedy="leave one of them out")
-    if prices is not None:
-        return priced(prices), str(prices)
-    return priced_by(provider) if provider else (all_gpus(), OWN_PRICES)
-
-
-def _show_table_plan(config: RunConfig, *, as_json: bool) -> None:
-    """Show the plan of a run that learns from a table."""
-    from steadytrain.components.plan.design import design_of_table, given_by, storage_of
-    from steadytrain.components.plan.tables import plan_table
-
-    planned, given = plan_table(config), given_by(config)
-    if not as_json:
-        _print(planned, storage_of(config, given, None, None))
-        return
-    from steadytrain.pipelines.design import pipeline_config
-
-    design = design_of_table(planned, config, pipeline_config(config, None), given)
-    options.show(planned.as_data() | design.parts())
-
-
-def _show_series_plan(config: RunConfig, *, calibrate: bool, as_json: bool) -> None:
-    """Show the plan of a run that forecasts time series.
-
-    Args:
-        calibrate: whether to time real steps.
-    """
-    check_extra("train", "steadytrain plan")
-    from steadytrain.components.plan.design import design_of_series, given_by, storage_of
-    from steadytrain.components.plan.series import plan_series
-
-    planned, given = plan_series(config, calibrate=calibrate), given_by(config)
-    if not as_json:
-        weights = planned.parameters or None
-        _print(planned, storage_of(config, given, weights, weights))
-        return
-    from steadytrain.pipelines.design import pipeline_of_series
-
-    design = design_of_series(planned, config, pipeline_of_series(config, planned), given)
-    options.show(planned.as_data() | design.parts())
-
-
-def _show_network_plan(
-    config: RunConfig,
-    gpus: Sequence[Gpu],
-    wanted: Gpu | None,
-    prices: str,
-    *,
-    calibrate: bool,
-    as_json: bool,
-) -> None:
-    """Show the plan of a network that learns from images or mixed records.
-
-    Args:
-        prices: where those of GPUs are from.
-        calibrate: whether to time real steps.
-    """
-    check_extra("train", "steadytrain plan")
-    from steadytrain.components.plan.design import (
-        design_of_network,
-        given_by,
-        storage_of,
-        training_pods,
-    )
-    from steadytrain.components.plan.networks import plan_network
-
-    planned, given = (
-        plan_network(config, gpus, wanted, calibrate=calibrate),
-        given_by(config, prices),
-    )
-    if as_json:
-        from steadytrain.pipelines.design import pipeline_config
-
-        pipeline = pipeline_config(config, training_pods(config, planned.device))
-        design = design_of_network(planned, config, pipeline, given)
-        options.show(planned.as_data() | design.parts())
-    else:
-        _print(planned, storage_of(config, given, planned.trained, planned.parameters))
-    if not planned.works:
-        raise typer.Exit(1)
-
-
-def _print(found: TablePlan | SeriesPlan | NetworkPlan, space: Storage) -> None:
-    typer.echo("\n".join([*found.lines(), space.line()]))
-
-
-def _measure(config: RunConfig) -> Measure | None:
-    """Return a function that measures a choice with a dry run; None if torch is not installed."""
-    from steadytrain.components.memory.model import any_model_shape, architecture_of, label_count
-
-    if importlib.util.find_spec("torch") is None:
-        return None
-
-    def measure(choice: Choice) -> Memory:
-        typer.echo("memory by a dry run on fake tensors; --formula leaves it out", err=True)
-        from steadytrain.components.plan.calibration import dry_run
-
-        with warnings.catch_warnings(action="ignore"):
-            return dry_run(
-                architecture_of(config.model),
-                choice.setting,
-                labels=label_count(config),
-                shape=any_model_shape(config),
-            )
-
-    return measure
-
-
-def _on_this_machine() -> Timing:
-    """Return a timing that calibrates on this machine."""
-    from functools import partial
-
-    from steadytrain.components.plan.calibration import calibrate
-
-    return partial(calibrate, notify=partial(typer.echo, err=True))
 
 
 _WARM_UP: Final = 10

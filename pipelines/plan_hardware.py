@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import typer
 
+from steadytrain.components.plan.plan import OWN_PRICES
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.sizing.hardware import (
     CPU,
     Gpu,
+    all_gpus,
     device_name,
     find_gpu,
     known_gpu,
+    priced,
+    priced_by,
     this_cpu,
 )
 from steadytrain.components.sizing.machine import Hosts
@@ -25,28 +30,46 @@ ANY: Final = "any"
 """Instead of a GPU's name, leaves the choice to the plan."""
 
 
+class Hardware(NamedTuple):
+    """What a plan chooses from.
+
+    gpus: the kinds to choose from, with prices.
+    wanted: the kind to plan for; None leaves the choice to the plan.
+    hosts: what is known of the nodes.
+    prices: where they are from.
+    """
+
+    gpus: Sequence[Gpu]
+    wanted: Gpu | None
+    hosts: Hosts
+    prices: str
+
+
 def choose_hardware(
     config: RunConfig,
-    table: Sequence[Gpu],
-    name: str,
+    name: str = "",
     *,
-    cluster: bool,
-    own: bool,
-    host_memory_gb: float,
-) -> tuple[Sequence[Gpu], Gpu | None, Hosts]:
-    """Return the GPU kinds to choose from, the wanted kind if any, and what is known of the nodes.
+    prices: Path | None = None,
+    provider: str = "",
+    cluster: bool = False,
+    own: bool = False,
+    host_memory_gb: float = 0,
+) -> Hardware:
+    """Return what a plan chooses from.
 
     Args:
-        table: the GPU kinds that the planner knows.
         name: the GPU kind to plan for; ANY leaves it open, and "" means what `run` would train on
             here.
+        prices: a file with the user's own prices.
+        provider: whose list prices to use.
         cluster: whether to plan for a cluster's GPUs.
         own: whether to plan for the device that this machine trains on.
         host_memory_gb: RAM of each node; 0 means the amount that was found.
 
     Raises:
-        BadInput: the options contradict each other, or no GPU has that name.
+        BadInput: the options contradict each other, prices cannot be used, or no GPU has that name.
     """
+    table, origin = _priced(prices, provider)
     if cluster and own:
         raise BadInput(
             "--cluster and --calibrate: --calibrate can time only this machine, not a cluster",
@@ -62,7 +85,16 @@ def choose_hardware(
     if host_memory_gb:
         memory = dict.fromkeys((each.name for each in gpus), int(host_memory_gb * 10**9))
         hosts = replace(hosts, memory=memory)
-    return gpus, wanted, hosts
+    return Hardware(gpus, wanted, hosts, origin)
+
+
+def _priced(prices: Path | None, provider: str) -> tuple[Sequence[Gpu], str]:
+    """Return the table of GPUs with the prices that were asked for, and where those are from."""
+    if prices is not None and provider:
+        raise BadInput("--prices and --provider: both give prices", remedy="leave one of them out")
+    if prices is not None:
+        return priced(prices), str(prices)
+    return priced_by(provider) if provider else (all_gpus(), OWN_PRICES)
 
 
 def _of_the_cluster(

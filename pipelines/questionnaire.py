@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import typer
 
-from steadytrain.components.plan.plan import Plan, plan_training
+from steadytrain.components.plan.plan import Plan
 from steadytrain.components.plan.render import summary
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES, TABLES
 from steadytrain.components.shared.config.load import Override, override_items
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
 from steadytrain.components.sizing.hardware import Gpu, all_gpus, device_name, kind_of, known_gpu
-from steadytrain.components.sizing.machine import Hosts
 from steadytrain.pipelines.options import LARGEST_GB
 from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
+from steadytrain.pipelines.planners import planned, planner_of
 
 if TYPE_CHECKING:
+    from steadytrain.components.plan.design import AnyPlan
+    from steadytrain.components.plan.networks import NetworkPlan
+    from steadytrain.components.plan.prepared_sample import KnownData
+    from steadytrain.components.plan.series import SeriesPlan
+    from steadytrain.components.plan.tables import TablePlan
     from steadytrain.pipelines.sources import Selection
 
 _Answer = TypeVar("_Answer")
@@ -145,7 +151,10 @@ class _State:
 
 
 class Questionnaire:
-    """Turns answers into a configuration, and remembers what each of them changed."""
+    """Turns answers into a configuration, and remembers what each of them changed.
+
+    Data that it prepares for plans are there until its context ends.
+    """
 
     def __init__(
         self, choose: Callable[[Sequence[Override]], Selection], given: Sequence[Override]
@@ -161,6 +170,13 @@ class Questionnaire:
         self.changes: list[Change] = []
         self.selection = choose([])
         self._state = _State(self.selection.config)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -193,17 +209,17 @@ class Questionnaire:
         kind, decided = answers.kind(), dict[str, tuple[Any, str]]()
         self.selection = self._choose(asked)
         try:
-            if _reads_texts(self.selection.config):
-                plan = _planned(self.selection.config, answers, kind)
+            plan = self._plan(answers, kind)
+            decided = dict(self._decided(plan))
+            if "model.adapter.kind" in decided and "training.learning_rate" not in self._given:
+                # The preset's rate is for its own method.
+                asked = [*asked, ("training.learning_rate", None)]
+                self.selection = self._choose(asked)
+                plan = self._plan(answers, kind)
                 decided = dict(self._decided(plan))
-                if "model.adapter.kind" in decided and "training.learning_rate" not in self._given:
-                    # The preset's rate is for its own method.
-                    asked = [*asked, ("training.learning_rate", None)]
-                    plan = _planned(self._choose(asked).config, answers, kind)
-                    decided = dict(self._decided(plan))
-                text = summary(plan)
-            else:
-                text = _outline(self.selection.config, answers, kind)
+            text = (
+                summary(plan) if isinstance(plan, Plan) else _outline(plan, answers.host_memory_gb)
+            )
         except (BadInput, DataError) as error:
             decided, text = {}, f"none: {error}"
         values = [(name, value) for name, (value, _) in decided.items()]
@@ -215,9 +231,31 @@ class Questionnaire:
         self.changes.append(change)
         return change
 
-    def _decided(self, plan: Plan) -> Iterator[tuple[str, tuple[Any, str]]]:
+    def _plan(self, answers: Answers, kind: Gpu | None) -> AnyPlan:
+        """Return the plan by formula for the hardware of the answers.
+
+        Raises:
+            BadInput, DataError: there is none, such as for data that are elsewhere.
+        """
+        config = self.selection.config
+        name = kind.name if kind else "" if answers.gpu == NONE else ANY
+        return planned(
+            config,
+            lambda: choose_hardware(config, name),
+            command="steadytrain init",
+            known=lambda: self._known,
+        ).plan
+
+    @cached_property
+    def _known(self) -> KnownData:
+        """What plans of images, mixed records and series know of the data; no answer changes it."""
+        from steadytrain.components.plan.prepared_sample import known_data
+
+        return self._open.enter_context(known_data(self.selection.config))
+
+    def _decided(self, plan: AnyPlan) -> Iterator[tuple[str, tuple[Any, str]]]:
         """Yield the plan's values that a run would not find itself, by field, with the reason."""
-        if not plan.job.machine.gpu.cuda or not plan.works:
+        if not (isinstance(plan, Plan) and plan.job.machine.gpu.cuda and plan.works):
             return
         for one in plan.decisions:
             same = one.value == _value(plan.job.config, one.field)
@@ -231,19 +269,16 @@ def unasked(config: RunConfig) -> dict[str, str]:
     Those about GPUs and those about the CPU exclude each other.
     """
     task, framework = config.data.task, config.model.framework
-    if task in TABLES or (task in SERIES and framework != "pytorch"):
+    planner = planner_of(task)
+    if planner == "table" or (planner == "series" and framework != "pytorch"):
         why = dict.fromkeys(_GPU_OPTIONS, f"{framework} learns {task} on the CPU, in one process")
     else:
         why = dict.fromkeys(
             _CPU_OPTIONS, f"they are for models that learn on the CPU alone; {task} uses GPUs"
         )
-    if not _reads_texts(config):
+    if planner != "texts":
         why["--goal"] = f"a plan for {task} chooses no methods"
     return why
-
-
-def _reads_texts(config: RunConfig) -> bool:
-    return config.data.task not in (*TABLES, *SERIES, *IMAGES, *MULTIMODAL)
 
 
 def ask(questionnaire: Questionnaire) -> Answers:
@@ -349,48 +384,17 @@ def _goal(text: str) -> str:
     return text
 
 
-def _planned(config: RunConfig, answers: Answers, kind: Gpu | None) -> Plan:
-    """Return the plan by formula for the hardware of the answers."""
-    gpus, wanted, hosts = _hardware(config, answers, kind)
-    return plan_training(config, gpus, wanted, hosts)
-
-
-def _hardware(
-    config: RunConfig, answers: Answers, kind: Gpu | None
-) -> tuple[Sequence[Gpu], Gpu | None, Hosts]:
-    name = kind.name if kind else "" if answers.gpu == NONE else ANY
-    return choose_hardware(config, all_gpus(), name, cluster=False, own=False, host_memory_gb=0)
-
-
-def _outline(config: RunConfig, answers: Answers, kind: Gpu | None) -> str:
-    """Return the plan of a model that does not read texts alone, in a line.
-
-    Raises:
-        BadInput, DataError: there is none, such as for data that are elsewhere.
-    """
-    # Imported late: each has libraries of its own.
-    planned: Any
-    if config.data.task in TABLES:
-        from steadytrain.components.plan.tables import plan_table
-
-        planned = plan_table(config)
-    elif config.data.task in SERIES:
-        from steadytrain.components.plan.series import plan_series
-
-        planned = plan_series(config)
-    else:
-        from steadytrain.components.plan.networks import plan_network
-
-        planned = plan_network(config, *_hardware(config, answers, kind)[:2])
+def _outline(plan: TablePlan | SeriesPlan | NetworkPlan, host_memory_gb: float) -> str:
+    """Return a plan in a line, with whether the given memory is enough for it; 0 means none."""
     shown, first = list[str](), ""
-    for line in planned.lines():
+    for line in plan.lines():
         first = line[:9].strip() or first
         if first in _SHOWN:
             shown.append(" ".join(line.split()))
-    if answers.host_memory_gb and planned.memory is not None:
-        fits = planned.memory <= answers.host_memory_gb * 1e9
+    if host_memory_gb and plan.memory is not None:
+        fits = plan.memory <= host_memory_gb * 1e9
         verdict = "fits" if fits else "DOES NOT FIT: the data alone take more"
-        shown.append(f"{size(answers.host_memory_gb * 1e9)} of memory: {verdict}")
+        shown.append(f"{size(host_memory_gb * 1e9)} of memory: {verdict}")
     return "; ".join(shown)
 
 

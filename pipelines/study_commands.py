@@ -452,14 +452,10 @@ def training_cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
     """
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.shared.quantities import duration, money
-    from steadytrain.components.sizing.hardware import all_gpus
     from steadytrain.pipelines.plan_hardware import choose_hardware
 
-    table = all_gpus()
     try:
-        gpus, gpu, hosts = choose_hardware(
-            config, table, "", cluster=False, own=False, host_memory_gb=0
-        )
+        gpus, gpu, hosts, _ = choose_hardware(config)
         plan = plan_training(config, gpus, gpu, hosts)
     except SteadytrainError as error:
         return None, f"unknown: {error.message}"

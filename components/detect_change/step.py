@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.components.pages.html import html
-from steadytrain.components.preprocess.inputs import Inputs, find_inputs
+from steadytrain.components.preprocess.inputs import Inputs, inputs_of
 from steadytrain.components.preprocess.prepared import scratch
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.shared.config import RetrainConfig, RunConfig, from_parameters
@@ -64,7 +64,7 @@ def run(config: RunConfig) -> DataChange:
         TrackingError: the registry cannot be used.
     """
     workspace = Workspace.of(config)
-    inputs = find_inputs(config.data, workspace.output, config.tracking.uri)
+    inputs = inputs_of(config)
     digest = inputs.digest()
     registry, aliases = Registry(config, workspace), config.registry
     for alias in (aliases.champion_alias, aliases.candidate_alias):

@@ -6,15 +6,14 @@ design --json` and the same three objects of `steadytrain plan --json` follow it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from steadytrain.components.plan.offer import no_price, over_budget, policy
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from steadytrain.components.plan.series import SeriesPlan
     from steadytrain.components.plan.tables import TablePlan
 
+    AnyPlan = Plan | NetworkPlan | SeriesPlan | TablePlan
+
 Strategy = Literal["none", "data_parallel", "fsdp", "deepspeed"]
 _STRATEGIES: Final[dict[str, Strategy]] = {"single": "none", "ddp": "data_parallel", "fsdp": "fsdp"}
 _DECIDED: Final = (
@@ -35,7 +36,6 @@ _DECIDED: Final = (
 )
 """Decisions whose reasons are tips for whoever trains elsewhere."""
 _PORT: Final = 29500
-_NO_PRICE: Final = "price: set compute.price_per_hour to that of the machine"
 
 
 class _Part(BaseModel):
@@ -189,6 +189,10 @@ class Storage(_Part):
             f"{name} {'not known' if gb is None else f'{gb:,.2f} GB'}" for name, gb in parts.items()
         )
         return f"storage   {sizes}"
+
+
+Pipeline = Callable[[TrainingPods | None], PipelineConfig]
+"""Returns the pipeline with the pods that train; None if the train step trains itself."""
 
 
 class Design(_Part):
@@ -353,40 +357,24 @@ class Given:
     data_bytes: of the source; None if unknown.
     host_memory: bytes of each node; None if unknown.
     disk: available bytes; None if unknown.
-    prices: where those of GPUs are from.
     """
 
     data_bytes: int | None
-    host_memory: int | None
-    disk: int | None
-    prices: str
-
-
-def given_by(config: RunConfig, prices: str = "") -> Given:
-    """Return what a configuration alone says: the size of its data, if they are on this machine."""
-    return Given(source_bytes(config), None, None, prices)
+    host_memory: int | None = None
+    disk: int | None = None
 
 
 def source_bytes(config: RunConfig) -> int | None:
-    """Return the size of the source's files; None if some are not on this machine."""
+    """Return the stored size of the data; None if it is not known before they are read."""
     try:
-        inputs = find_inputs(config.data, Path(config.output), config.tracking.uri)
-        places = [file.location for file, _ in inputs.files]
-        here = [path for path in places if isinstance(path, Path)]
-        if inputs.datasets or len(here) < len(places):
-            return None
-        return sum(path.stat().st_size for path in here)
+        return inputs_of(config).stored_bytes
     except (BadInput, DataError, StorageError, OSError):
         return None
 
 
-def storage_of(config: RunConfig, given: Given, trained: int | None, model: int | None) -> Storage:
-    """Return the disk space of a run.
-
-    Args:
-        trained: number of trained parameters; None if a model has none.
-        model: number of exported parameters.
-    """
+def storage_of(plan: AnyPlan, config: RunConfig, given: Given) -> Storage:
+    """Return the disk space of a run."""
+    trained, model = plan.stored_weights
     kept = config.training.save_total_limit + 2
     data = None if given.data_bytes is None else 2 * given.data_bytes / 1e9
     # A weight and two moments, in 32 bits each.
@@ -401,103 +389,107 @@ def storage_of(config: RunConfig, given: Given, trained: int | None, model: int 
     )
 
 
-def storage_of_plan(plan: Plan, given: Given) -> Storage:
-    """Return the disk space of a run with a model of texts."""
-    adapter = plan.choice.setting.adapter
-    alone = adapter.freezes and not adapter.merge
-    exported = plan.trained if alone else plan.job.shape.parameters
-    return storage_of(plan.job.config, given, plan.trained, exported)
-
-
-def design_of_plan(plan: Plan, pipeline: PipelineConfig, given: Given) -> Design:
+def design_of_plan(plan: Plan, config: RunConfig, pipeline: Pipeline, given: Given) -> Design:
     """Return the design for a model of texts."""
+    from steadytrain.components.plan.render import filled
+
     return _checked(
         list(plan.problems),
         list(plan.remedies),
-        pipeline,
+        pipeline(training_pods(filled(plan), plan.job.machine.gpu.name)),
         distributed_config(plan),
         cost_estimate(plan),
-        storage_of_plan(plan, given),
+        storage_of(plan, config, given),
     )
 
 
 def design_of_network(
-    plan: NetworkPlan, config: RunConfig, pipeline: PipelineConfig, given: Given
+    plan: NetworkPlan, config: RunConfig, pipeline: Pipeline, given: Given
 ) -> Design:
     """Return the design for a model of images or of mixed records."""
-    compute = config.compute
-    strategy = compute.strategy
-    if strategy == AUTO:
-        strategy = "single" if plan.ranks == 1 else "ddp"
-    own_price = compute.price_per_hour is not None
-    problems = [] if plan.works else ["the memory of a device is not enough"]
-    ranks = DistributedConfig(
-        strategy=_strategy(strategy),
-        world_size=plan.ranks,
-        backend="gloo" if plan.device == "CPU" else "nccl",
-        compute_strategy=strategy,
-        launch=_launch(compute.nodes, compute.nproc_per_node),
-        tips=plan.remarks,
+    own_price = config.compute.price_per_hour is not None
+    unpriced = plan.usd_per_hour is None and not own_price
+    return _checked(
+        [] if plan.works else ["the memory of a device is not enough"],
+        [],
+        pipeline(training_pods(config, plan.device)),
+        _copies(config, plan.ranks, plan.device != "CPU", plan.remarks),
+        _cost(
+            config,
+            plan.hours,
+            config.compute.price_per_hour if own_price else plan.usd_per_hour,
+            "compute.price_per_hour" if own_price else plan.prices,
+            [no_price(plan.prices, plan.device)] if unpriced else [],
+        ),
+        storage_of(plan, config, given),
     )
-    cost = _cost(
-        config,
-        plan.hours,
-        compute.price_per_hour if own_price else plan.usd_per_hour,
-        "compute.price_per_hour" if own_price else given.prices,
-        [no_price(given.prices, plan.device)]
-        if plan.usd_per_hour is None and not own_price
-        else [],
-    )
-    storage = storage_of(config, given, plan.trained, plan.parameters)
-    return _checked(problems, [], pipeline, ranks, cost, storage)
 
 
-def design_of_table(
-    plan: TablePlan, config: RunConfig, pipeline: PipelineConfig, given: Given
-) -> Design:
+def design_of_table(plan: TablePlan, config: RunConfig, pipeline: Pipeline, given: Given) -> Design:
     """Return the design for a model of a table, which one process learns on a CPU."""
     tips = [*plan.remarks]
     if plan.threads is not None:
         tips.insert(0, f"one process with {plan.threads} threads; more nodes are not used")
     if plan.memory is not None:
         tips.insert(1, f"the matrix takes {size(plan.memory)}; reading and binning take more")
-    unknown = [] if plan.hours else [f"hours: {plan.unknown_time}"]
-    price = config.compute.price_per_hour
-    if price is None:
-        unknown.append(_NO_PRICE)
-    cost = _cost(config, plan.hours, price, "compute.price_per_hour", unknown)
     remedy = "fewer columns, or a sample of the records"
-    problems = list(_too_large("the matrix", plan.memory, given, remedy))
-    storage = storage_of(config, given, None, None)
-    return _checked(problems, [], pipeline, _one_process(tips), cost, storage)
+    return _checked(
+        list(_too_large("the matrix", plan.memory, given, remedy)),
+        [],
+        pipeline(None),
+        _one_process(tips),
+        _cost_here(config, plan.hours, plan.unknown_time),
+        storage_of(plan, config, given),
+    )
 
 
 def design_of_series(
-    plan: SeriesPlan, config: RunConfig, pipeline: PipelineConfig, given: Given
+    plan: SeriesPlan, config: RunConfig, pipeline: Pipeline, given: Given
 ) -> Design:
-    """Return the design for a model of time series. Only networks have several ranks."""
-    compute, seconds = config.compute, plan.seconds
-    ranks = _one_process(plan.remarks)
+    """Return the design for a model of time series. Only networks have several ranks and pods."""
+    compute, hours = config.compute, (plan.seconds or 0) / 3600
+    pods, ranks = None, _one_process(plan.remarks)
     if plan.framework == "pytorch":
-        alone = compute.world_size == 1
-        strategy = ("single" if alone else "ddp") if compute.strategy == AUTO else compute.strategy
-        ranks = DistributedConfig(
-            strategy=_strategy(strategy),
-            world_size=compute.world_size,
-            backend="nccl" if compute.device == "cuda" else "gloo",
-            compute_strategy=strategy,
-            launch=_launch(compute.nodes, compute.nproc_per_node),
-            tips=plan.remarks,
-        )
-    unknown = [] if seconds else ["hours: `steadytrain plan FILE --calibrate` times real steps"]
-    if compute.price_per_hour is None:
-        unknown.append(_NO_PRICE)
-    hours = Span(seconds / 3600, seconds / 3600) if seconds else None
-    cost = _cost(config, hours, compute.price_per_hour, "compute.price_per_hour", unknown)
-    problems = list(_too_large("what it learns from", plan.memory, given, "or fewer series"))
-    weights = plan.parameters or None
-    storage = storage_of(config, given, weights, weights)
-    return _checked(problems, [], pipeline, ranks, cost, storage)
+        pods = training_pods(config, None)
+        ranks = _copies(config, compute.world_size, compute.device == "cuda", plan.remarks)
+    timed = "`steadytrain plan FILE --calibrate` times real steps"
+    return _checked(
+        list(_too_large("what it learns from", plan.memory, given, "or fewer series")),
+        [],
+        pipeline(pods),
+        ranks,
+        _cost_here(config, Span(hours, hours) if hours else None, timed),
+        storage_of(plan, config, given),
+    )
+
+
+def _cost_here(config: RunConfig, hours: Span | None, untimed: str) -> CostEstimate:
+    """Return what training costs on a machine whose price only the user knows.
+
+    Args:
+        untimed: why the hours are not known, if they are not.
+    """
+    price = config.compute.price_per_hour
+    unknown = [] if hours else [f"hours: {untimed}"]
+    if price is None:
+        unknown.append("price: set compute.price_per_hour to that of the machine")
+    return _cost(config, hours, price, "compute.price_per_hour", unknown)
+
+
+def _copies(config: RunConfig, ranks: int, cuda: bool, tips: list[str]) -> DistributedConfig:
+    """Return the configuration of ranks with a copy of the model each."""
+    compute = config.compute
+    strategy = compute.strategy
+    if strategy == AUTO:
+        strategy = "single" if ranks == 1 else "ddp"
+    return DistributedConfig(
+        strategy=_strategy(strategy),
+        world_size=ranks,
+        backend="nccl" if cuda else "gloo",
+        compute_strategy=strategy,
+        launch=_launch(compute.nodes, compute.nproc_per_node),
+        tips=tips,
+    )
 
 
 def _too_large(what: str, memory: int | None, given: Given, remedy: str) -> Iterator[str]:

@@ -17,7 +17,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain.components.memory.random_model import LiveTensors, fake, fake_mode
-from steadytrain.components.plan.prepared_sample import KnownData, known_data
+from steadytrain.components.plan.plan import OWN_PRICES
+from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
@@ -54,6 +55,7 @@ class NetworkPlan:
     rows: records of the training side.
     rows_from: where that number comes from.
     usd_per_hour: of all devices; None if the price is unknown.
+    prices: where those of GPUs are from.
     """
 
     model: str
@@ -76,12 +78,18 @@ class NetworkPlan:
     steps: int
     hours: Span
     usd_per_hour: float | None
+    prices: str
     remarks: list[str]
 
     @property
     def works(self) -> bool:
         """Whether the memory is enough."""
         return self.memory <= self.usable
+
+    @property
+    def stored_weights(self) -> tuple[int, int]:
+        """Numbers of trained and of exported parameters."""
+        return self.trained, self.parameters
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan for programs."""
@@ -111,10 +119,11 @@ class NetworkPlan:
 
 def plan_network(
     config: RunConfig,
+    known: KnownData,
     gpus: Sequence[Gpu],
     gpu: Gpu | None,
-    data_bytes: int | None = None,
     *,
+    prices: str = OWN_PRICES,
     calibrate: bool = False,
 ) -> NetworkPlan:
     """Plan a training run, with a copy of the model on each rank.
@@ -122,21 +131,19 @@ def plan_network(
     Args:
         gpus: the kinds to choose from.
         gpu: the kind to plan for; None means the smallest of these that fits.
-        data_bytes: of all data, if the files here are a sample of them.
+        prices: where those of `gpus` are from.
         calibrate: whether to time real steps on this machine, which must be the one to plan for.
 
     Raises:
-        BadInput: there are no data to plan with, the model cannot be built, or fakes cannot run it.
-        DataError: the data cannot be used.
+        BadInput: the model cannot be built, or fakes cannot run it.
     """
-    with known_data(config, data_bytes) as known:
-        trial = Trial(config, known)
-        kinds = [gpu] if gpu else sorted(gpus, key=lambda kind: kind.memory)
-        for kind in kinds:
-            memory = trial.on(kind)
-            if memory.works:
-                break
-        return trial.timed(memory, kind) if calibrate else memory
+    trial = Trial(config, known)
+    kinds = [gpu] if gpu else sorted(gpus, key=lambda kind: kind.memory)
+    for kind in kinds:
+        memory = trial.on(kind, prices)
+        if memory.works:
+            break
+    return trial.timed(memory, kind) if calibrate else memory
 
 
 @dataclass(frozen=True)
@@ -164,8 +171,8 @@ class Trial:
         self.rows = Rows([self.data.path(name) for name in self.data.sides["train"].shards])
         self._peaks: dict[tuple[int, bool, bool], Peak] = {}
 
-    def on(self, gpu: Gpu) -> NetworkPlan:
-        """Return the plan for a kind of device."""
+    def on(self, gpu: Gpu, prices: str = OWN_PRICES) -> NetworkPlan:
+        """Return the plan for a kind of device, with where its price is from."""
         compute, training = self.config.compute, self.config.training
         machine = Machine(gpu, compute.nodes, compute.nproc_per_node)
         half = training.bf16 or training.fp16
@@ -215,6 +222,7 @@ class Trial:
             steps=steps,
             hours=self._hours(speed, steps),
             usd_per_hour=self._price(machine),
+            prices=prices,
             remarks=[*self._remarks()],
         )
 

@@ -99,6 +99,13 @@ class Plan:
         return not self.problems
 
     @property
+    def stored_weights(self) -> tuple[int, int]:
+        """Numbers of trained and of exported parameters."""
+        adapter = self.choice.setting.adapter
+        alone = adapter.freezes and not adapter.merge
+        return self.trained, self.trained if alone else self.job.shape.parameters
+
+    @property
     def fallbacks(self) -> list[str]:
         """What a run tries when memory runs out, in order."""
         config = self.job.config

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.preprocess.build import build
-from steadytrain.components.preprocess.inputs import Inputs, find_inputs
+from steadytrain.components.preprocess.inputs import Inputs, inputs_of
 from steadytrain.components.preprocess.model import find_model, with_template
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
@@ -68,7 +68,7 @@ def known_data(config: RunConfig, data_bytes: int | None = None) -> Iterator[Kno
     if record is not None and data_bytes is None:
         yield KnownData(record)
         return
-    inputs = find_inputs(config.data, Workspace.of(config).output, config.tracking.uri)
+    inputs = inputs_of(config)
     stored = _stored(config, inputs)
     few = _few(config, inputs, stored)
     whole = data_bytes or stored

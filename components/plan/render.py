@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -21,7 +20,6 @@ from steadytrain.components.shared.config.schedules import (
 )
 from steadytrain.components.shared.environment import TRAIN_IMAGE
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.shared.storage.local import write_requested
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.recipe import learning_rate
@@ -298,18 +296,6 @@ def count(parameters: int) -> str:
         if parameters >= size:
             return f"{parameters / size:.3g}{name}"
     return str(parameters)
-
-
-def write_files(plan: Plan, folder: Path) -> list[Path]:
-    """Write the plan's files, replacing existing ones.
-
-    Raises:
-        BadInput: a file can't be written.
-    """
-    result = texts(plan)
-    for name, text in result.items():
-        write_requested(folder / name, text.encode(), "--write")
-    return [folder / name for name in result]
 
 
 def texts(plan: Plan) -> dict[str, str]:

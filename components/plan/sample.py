@@ -19,7 +19,7 @@ import numpy as np
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.formats import read_files
-from steadytrain.components.preprocess.inputs import Inputs, find_inputs, read_dataset
+from steadytrain.components.preprocess.inputs import Inputs, inputs_of, read_dataset
 from steadytrain.components.preprocess.model import make_tokenizer, with_template
 from steadytrain.components.preprocess.reading import encoders_by_part
 from steadytrain.components.preprocess.shards import best_fit
@@ -42,7 +42,6 @@ from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.records import Side
-from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.length import Sampled
 from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import (
@@ -113,7 +112,7 @@ def _sampled(config: RunConfig, data_bytes: int | None) -> Sampled:
     encoder = open_encoder(config.data)
     if encoder.tokenizer is None:
         return Sampled(None, None, "the records of this task are not text")
-    inputs = find_inputs(config.data, Workspace.of(config).output, config.tracking.uri)
+    inputs = inputs_of(config)
     if away := _elsewhere(inputs):
         return Sampled(None, None, f"the data were not counted: {away} is not on this machine")
     with tempfile.TemporaryDirectory() as scratch:

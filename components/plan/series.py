@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from steadytrain.components.plan.prepared_sample import KnownData, known_data
+from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.components.series.boosting import BoostingLearner
 from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
@@ -48,11 +48,17 @@ class SeriesPlan:
     steps: int
     step_seconds: float | None
     remarks: list[str]
+    works: ClassVar = True
 
     @property
     def seconds(self) -> float | None:
         """How long all steps take, without validation."""
         return None if self.step_seconds is None else self.steps * self.step_seconds
+
+    @property
+    def stored_weights(self) -> tuple[int | None, int | None]:
+        """Numbers of trained and of exported parameters; None if it has none."""
+        return self.parameters or None, self.parameters or None
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan for programs."""
@@ -78,24 +84,15 @@ class SeriesPlan:
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
 
-def plan_series(
-    config: RunConfig, data_bytes: int | None = None, *, calibrate: bool = False
-) -> SeriesPlan:
+def plan_series(config: RunConfig, known: KnownData, *, calibrate: bool = False) -> SeriesPlan:
     """Plan a training run on time series.
 
     Args:
-        data_bytes: of all data, if the files here are a sample of them: series of the same length.
         calibrate: whether to time real steps.
 
     Raises:
-        BadInput: there are no data to plan with, or the model cannot learn from them.
-        DataError: the data cannot be used.
+        BadInput: the model cannot learn from the data.
     """
-    with known_data(config, data_bytes) as known:
-        return _planned(config, known, calibrate=calibrate)
-
-
-def _planned(config: RunConfig, known: KnownData, *, calibrate: bool) -> SeriesPlan:
     data = known.record
     series, training = read_series(data), config.training
     framework, model_type = config.model.framework, str(config.model.config.get("model_type"))

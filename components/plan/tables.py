@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
 from steadytrain.components.preprocess.data_card import first_records
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
@@ -70,6 +70,8 @@ class TablePlan:
     source: str
     hours: Span | None = None
     unknown_time: str = ""
+    works: ClassVar = True
+    stored_weights: ClassVar = (None, None)
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan for programs."""
@@ -160,11 +162,7 @@ def _scaled(config: RunConfig, data_bytes: int) -> tuple[Table, int, int, str]:
         BadInput, DataError: as for `plan_table`.
     """
     table, rows, labels, _ = _first(config)
-    files = [
-        file.location
-        for file, _ in find_inputs(config.data, Path(config.output), config.tracking.uri).files
-    ]
-    known = sum(one.stat().st_size for one in files if isinstance(one, Path))
+    known = inputs_of(config).stored_bytes
     if not rows or not known:
         raise BadInput(
             f"data.source = {config.data.source}: these are too many records for a sample",
@@ -199,7 +197,7 @@ def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
     values = [row.values for one in encoded if not isinstance(one, Defect) for row in one.rows]
     table = pa.Table.from_pylist(values, schema=encoder.schema)
     described = encoder.describe({"train": [table], "validation": [], "test": []})
-    inputs = find_inputs(config.data, Path(config.output), config.tracking.uri)
+    inputs = inputs_of(config)
     # Of several files, not all records are read.
     if len(inputs.files) + len(inputs.datasets) == 1 and len(records) < _READ:
         return described, len(good), len(labels), "all records, before they are split"

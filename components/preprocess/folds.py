@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.preprocess.duplicates import KEPT
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.preprocess.parallel import workers, worth_starting
 from steadytrain.components.preprocess.prepare import training_records
 from steadytrain.components.preprocess.quarantine import Quarantine
@@ -31,7 +31,6 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.records import DataRecord, SideRecord
-from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 
@@ -302,7 +301,7 @@ def preview_folds(config: RunConfig) -> Preview:
         BadInput, StorageError: they cannot be read here, or are too large for that.
     """
     encoder = open_encoder(config.data)
-    inputs = find_inputs(config.data, Workspace.of(config).output, config.tracking.uri)
+    inputs = inputs_of(config)
     stored = inputs.stored_bytes
     if stored is None or stored > _MOST:
         raise BadInput(

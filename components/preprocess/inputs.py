@@ -29,10 +29,11 @@ from steadytrain.components.preprocess.split import (
     side_of_split,
 )
 from steadytrain.components.preprocess.tables import readable, tables
-from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import open_encoder
 
 _MEMORY_BYTES = 4 << 30
@@ -344,6 +345,15 @@ def find_inputs(data: DataConfig, output: Path | None = None, store: str | None 
         attached=_attached([file for file, _ in files.values()], named[1]) if named else {},
         named=named,
     )
+
+
+def inputs_of(config: RunConfig) -> Inputs:
+    """Return the inputs of a run.
+
+    Raises:
+        BadInput, TrackingError: as for `find_inputs`, or the output cannot be a folder.
+    """
+    return find_inputs(config.data, Workspace.of(config).output, config.tracking.uri)
 
 
 def _resolved(

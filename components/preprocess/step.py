@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.folds import holding_out
-from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, find_inputs
+from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, inputs_of
 from steadytrain.components.preprocess.model import Model, find_model, with_template
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig, from_parameters
@@ -100,7 +100,7 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     config = with_template(config)
     encoder = open_encoder(config.data)
     model = find_model(config) if encoder.tokenizer else None
-    inputs = find_inputs(config.data, current.workspace.output, config.tracking.uri)
+    inputs = inputs_of(config)
     store = ReuseStore(current.workspace, STEP, DataRecord)
     digest = inputs.digest()
     key = _key(config, model, inputs, digest)

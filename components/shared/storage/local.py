@@ -382,3 +382,14 @@ def write_requested(path: Path, content: bytes, option: str) -> None:
             f"{option} {path} cannot be written: {error.strerror}",
             remedy=f"give another path, or {room_for(error)}",
         ) from error
+
+
+def write_texts(folder: Path, texts: Mapping[str, str], option: str) -> list[Path]:
+    """Write files with the given texts by name, replacing existing ones, and return their paths.
+
+    Raises:
+        BadInput: as for `write_requested`.
+    """
+    for name, text in texts.items():
+        write_requested(folder / name, text.encode(), option)
+    return [folder / name for name in texts]

@@ -12,9 +12,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from datasets import Dataset
 from typer.testing import CliRunner
 
-from steadytrain.components.plan.design import schema
+from steadytrain.components.plan.design import schema, source_bytes
+from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.shared.config import load
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.pipelines.cli import app
@@ -22,6 +24,7 @@ from steadytrain.pipelines.compile import compile_pipeline, read_pipeline, steps
 
 from support.designed import follows_the_schema
 from support.golden import assert_golden
+from support.pictures import image_config, noise, write_folders
 
 GOLDEN = Path(__file__).parent / "golden" / "designs"
 STEPS = ("--set", "training.max_steps=1000")
@@ -174,12 +177,12 @@ def test_design_over_its_budget_or_disk_exits_with_1(call):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ((*DESIGNS["50gb-table-xgboost"], "--tokens-per-second", "9"), "has no tokens"),
+        ((*DESIGNS["50gb-table-xgboost"], "--tokens-per-second", "9"), "--tokens-per-second: a"),
         (("images", "--set", "training.goal=best"), "chooses no methods"),
         ((), "needs a configuration or a task"),
         (("--task", "poetry"), "--task poetry: no preset has it"),
         (("chat", "--gpu-count", "12"), "--gpu-count 12: above 8"),
-        ((*DESIGNS["50gb-table-xgboost"], "--gpu-type", "a100"), "--gpu-type: tabular"),
+        ((*DESIGNS["50gb-table-xgboost"], "--gpu-type", "a100"), "--gpu-type: a plan for tab"),
     ],
 )
 def test_what_cannot_be_designed_is_refused(call, words, part):
@@ -249,6 +252,32 @@ def test_plan_shows_the_disk_space_that_a_design_does(call, tmp_path):
     designed = json.loads((GOLDEN / "13b-8xa100.json").read_text())["storage"]
     assert plan["storage"]["checkpoints_gb"] == designed["checkpoints_gb"]
     assert "storage   data " in call(*text).stdout
+
+
+def stored(*paths):
+    return sum(path.stat().st_size for path in paths)
+
+
+def test_space_of_the_data_has_saved_data_sets_and_the_files_that_tables_name(tmp_path):
+    saved = tmp_path / "saved"
+    Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(saved)
+    given = {"output": str(tmp_path / "output"), "data.source": [str(saved)]}
+    assert source_bytes(load("causal-lm", given)) == stored(*saved.iterdir()) > 0
+    assert source_bytes(load("causal-lm", given | {"data.source": ["hub:some/data"]})) is None
+    pictures = tmp_path / "pictures"
+    write_folders(pictures, noise(2), "ab")
+    table = pictures / "table.csv"
+    table.write_text("image,label\na/00000.png,a\nb/00001.png,b\n")
+    config = image_config(pictures, "data.columns.image=image")
+    assert source_bytes(config) == stored(table, *pictures.glob("*/*.png"))
+
+
+def test_size_of_all_data_scales_a_table_in_a_saved_data_set(tmp_path):
+    saved, count = tmp_path / "saved", 40
+    columns = {"x": [*range(count)], "label": ["up", "down"] * (count // 2)}
+    Dataset.from_dict(columns).save_to_disk(saved)
+    config = load("tabular", {"data.source": [str(saved)], "data.target": "label"})
+    assert plan_table(config, 10 * stored(*saved.iterdir())).rows == 10 * count
 
 
 def test_schema_command_prints_what_designs_follow(call):

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from steadytrain.components.plan.plan import plan_training
-from steadytrain.components.plan.render import write_files
+from steadytrain.components.plan.render import texts
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.storage.local import write_texts
 from steadytrain.components.train.transformers_script import ARGUMENTS, SCRIPT
 
 from support.plugins import write_plugin
@@ -28,7 +29,7 @@ def written(request, make_plan, tmp_path):
     gpu, per_node, nodes, model = CASES[request.param]
     plan = make_plan(gpu, per_node, nodes, model__base=f"hub:meta-llama/Llama-{model}")
     assert plan.choice.option.strategy == request.param
-    write_files(plan, tmp_path / "plan")
+    write_texts(tmp_path / "plan", texts(plan), "--write")
     return plan, tmp_path / "plan"
 
 
@@ -48,7 +49,7 @@ def test_mig_device_is_requested_by_its_own_resource(make_plan, tmp_path):
     tiny = "hub:HuggingFaceTB/SmolLM2-135M"
     plan = make_plan("a100-80-mig-1g.10gb", model__base=tiny)
     assert (plan.offer.capacity_gb, plan.offer.usd, plan.scaling) == (10, None, [])
-    write_files(plan, tmp_path)
+    write_texts(tmp_path, texts(plan), "--write")
     job = list(yaml.safe_load_all((tmp_path / "trainjob.yaml").read_text()))[-1]
     limits = job["spec"]["trainer"]["resourcesPerNode"]["limits"]
     assert limits["nvidia.com/mig-1g.10gb"] == "1"
@@ -95,20 +96,20 @@ def test_strategy_of_another_package_is_planned_by_its_spec(make_plan, tmp_path,
     own, foreign = name.lower().replace("_", ""), f"foreign_{name.lower()}"
     site = write_plugin(tmp_path / "site", plugins.STRATEGIES, foreign, FOREIGN.format(name, name))
     monkeypatch.syspath_prepend(site)
-    texts, memory = [], []
+    written, memory = [], []
     for strategy in (own, foreign):
         plan = make_plan(
             "a100-80", 8, 1, model__base="hub:Qwen/Qwen3-1.7B", compute__strategy=strategy
         )
-        write_files(plan, folder := tmp_path / strategy)
+        write_texts(folder := tmp_path / strategy, texts(plan), "--write")
         memory.append(plan.choice.memory)
         names = {"accelerate.yaml", "deepspeed.json"}
-        texts.append(
+        written.append(
             {path.name: path.read_text() for path in folder.iterdir() if path.name in names}
         )
     assert memory[0] == memory[1]
-    assert texts[0] == texts[1]
-    assert texts[0].keys() >= {"accelerate.yaml"}
+    assert written[0] == written[1]
+    assert written[0].keys() >= {"accelerate.yaml"}
 
 
 def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path, monkeypatch):
@@ -118,7 +119,7 @@ def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path
     plan = make_plan(
         "a100-80", 8, 1, model__base="hub:Qwen/Qwen3-1.7B", compute__strategy="foreign_other"
     )
-    written = {path.name for path in write_files(plan, tmp_path / "plan")}
+    written = {path.name for path in write_texts(tmp_path / "plan", texts(plan), "--write")}
     assert written == {"steadytrain.yaml", "trainjob.yaml", ARGUMENTS, SCRIPT}
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from steadytrain.components.images.training import ImageClassification
 from steadytrain.components.memory.random_model import LiveTensors
 from steadytrain.components.plan import prepared_sample
-from steadytrain.components.plan.networks import Trial, plan_network
+from steadytrain.components.plan.networks import Trial
 from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu, this_cpu
@@ -22,6 +22,7 @@ from steadytrain.pipelines.sources import Selection
 
 from support.designed import follows_the_schema
 from support.pictures import digits, image_config, prepared, write_folders
+from support.planning import plan_of
 
 MODELS = {
     "vit": "{model_type: vit, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 3, "
@@ -115,8 +116,8 @@ def test_flops_are_those_of_the_matrices(made):
 def test_plan_before_the_preprocess_step_is_that_after_it(made, tmp_path):
     source, data = made
     config = configured(source, f"output={tmp_path}", "run=new")
-    found = plan_network(config, [], find_gpu("t4"))
-    after = Trial(config, KnownData(data)).on(find_gpu("t4"))
+    found = plan_of(config, find_gpu("t4"))
+    after = Trial(config, KnownData(data)).on(find_gpu("t4"), "list")
     assert found.rows == data.sides["train"].rows
     assert replace(found, rows_from=after.rows_from) == after
     assert "all records, prepared for this plan" in "\n".join(found.lines())
@@ -128,7 +129,7 @@ def test_rows_of_a_sample_scale_with_the_size_of_all_data(made, tmp_path):
     source, data = made
     config = configured(source, f"output={tmp_path}", "run=new")
     size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    found = plan_network(config, [], find_gpu("t4"), 1000 * size)
+    found = plan_of(config, find_gpu("t4"), data_bytes=1000 * size)
     assert found.rows == 1000 * data.sides["train"].rows
     assert "200 records, prepared for this plan and scaled to" in found.rows_from
 
@@ -140,19 +141,19 @@ def test_plan_prepares_a_part_of_many_images(made, tmp_path, monkeypatch):
     size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
     monkeypatch.setattr(prepared_sample, "_MOST", size * 2 // 3)
     monkeypatch.setattr(prepared_sample, "_FEWEST", 100)
-    found = plan_network(config, [], find_gpu("t4"))
+    found = plan_of(config, find_gpu("t4"))
     assert "100 records" in found.rows_from
     assert found.rows == pytest.approx(data.sides["train"].rows, rel=0.1)
     monkeypatch.setattr(prepared_sample, "_FEWEST", 101)
     with pytest.raises(BadInput, match="a plan prepares") as caught:
-        plan_network(config, [], find_gpu("t4"))
+        plan_of(config, find_gpu("t4"))
     assert "steadytrain step preprocess" in caught.value.remedy
 
 
 def test_plan_of_images_elsewhere_says_what_to_do(tmp_path):
     config = configured(tmp_path, "data.source=hub:someone/photos", f"output={tmp_path}")
     with pytest.raises(BadInput, match="they are not on this machine") as caught:
-        plan_network(config, [find_gpu("h100")], None)
+        plan_of(config, find_gpu("h100"))
     assert "--data-gb" in caught.value.remedy
 
 
@@ -168,12 +169,36 @@ def test_init_shows_what_gpus_change_in_the_plan_of_prepared_images(made):
     first, second = questions.changes
     assert first.fields["compute.device"] == ("auto", "cuda")
     assert first.after == second.before
-    planned = plan_network(questions.selection.config, [], find_gpu("t4"))
+    planned = plan_of(questions.selection.config, find_gpu("t4"))
     for part in ("device 2 x T4", f"batch {planned.micro_batch} x 1", "USD"):
         assert part in second.after
     assert "device 1 x T4" in first.after
     with pytest.raises(BadInput, match="--goal: a plan for image_classification"):
         questions.take_each(Answers(goal="best"))
+
+
+@pytest.mark.slow
+def test_init_prepares_images_once_for_all_answers(made, tmp_path, monkeypatch):
+    source, _ = made
+    folders, prepare = [], prepared_sample.build
+
+    def build(config, encoder, model, inputs, folder, stage):
+        folders.append(folder)
+        return prepare(config, encoder, model, inputs, folder, stage)
+
+    monkeypatch.setattr(prepared_sample, "build", build)
+
+    def choose(overrides):
+        given = [f"{name}={value}" for name, value in overrides]
+        return Selection(configured(source, f"output={tmp_path}", "run=new", *given), ())
+
+    with Questionnaire(choose, ()) as questions:
+        questions.take_each(Answers(gpu="t4", count=2, memory_gb=16))
+        (folder,) = folders
+        assert folder.is_dir()
+    assert not folder.exists()
+    for change, devices in zip(questions.changes, (1, 1, 2), strict=True):
+        assert f"device {devices} x T4" in change.after
 
 
 @pytest.mark.slow

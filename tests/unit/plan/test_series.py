@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from steadytrain.components.plan.design import schema
-from steadytrain.components.plan.series import plan_series
 from steadytrain.components.series.training import Forecasting
 from steadytrain.pipelines.cli import app
 
 from support.designed import follows_the_schema
+from support.planning import plan_of
 from support.series import FIRMS, firms, prepared, series_config
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ MODELS = {
 def test_plan_of_boosted_trees_is_that_of_their_features(tmp_path):
     boosted = ["model.framework=mlforecast", "model.config={model_type: lightgbm, lags: [1, 2]}"]
     config, _ = prepared(tmp_path, firms(), *FIRMS, *boosted, "training.max_steps=7")
-    found = plan_series(config, calibrate=True)
+    found = plan_of(config, calibrate=True)
     # Of 14 years, 13 differences; two lags, a mean and a deviation.
     assert (found.rows, found.features) == (11 * 13, 4)
     assert found.memory == 11 * 13 * 4 * 9
@@ -48,7 +48,7 @@ def test_plan_of_boosted_trees_is_that_of_their_features(tmp_path):
 def test_plan_of_a_network_counts_its_weights(tmp_path):
     fields = [*NETWORK, "training.global_batch_size=32", "training.micro_batch_size=8"]
     config, data = prepared(tmp_path, firms(), *FIRMS, *fields, "training.max_steps=5")
-    found = plan_series(config)
+    found = plan_of(config)
     network = Forecasting(config, data).build_model()
     weights = sum(weight.numel() for weight in network.parameters())
     # Values and whether they are there, of 24 years; each layer has a bias.
@@ -56,7 +56,7 @@ def test_plan_of_a_network_counts_its_weights(tmp_path):
     assert found.parameters == weights == 48 * 16 + 16 + 2 * (16 * 16 + 16) + 16 * 9 + 9
     assert found.memory == 16 * weights + 8 * 48 * 4 + 11 * 14 * 8
     assert (found.steps, found.seconds) == (5, None)
-    assert plan_series(config, calibrate=True).seconds > 0
+    assert plan_of(config, calibrate=True).seconds > 0
 
 
 def test_design_of_series_has_the_ranks_of_a_network_and_its_cost(tmp_path):
@@ -85,12 +85,12 @@ def test_design_of_series_has_the_ranks_of_a_network_and_its_cost(tmp_path):
 @pytest.mark.parametrize("model", ["boosted", "statistical", "network", "ensemble"])
 def test_plan_before_the_preprocess_step_is_that_after_it(tmp_path, model):
     fields = [*FIRMS, *MODELS[model], "training.max_steps=2", f"output={tmp_path / 'runs'}"]
-    after = plan_series(prepared(tmp_path, firms(), *fields)[0])
+    after = plan_of(prepared(tmp_path, firms(), *fields)[0])
     source = tmp_path / "table.csv"
-    before = plan_series(series_config(source, *fields, "run=new"))
+    before = plan_of(series_config(source, *fields, "run=new"))
     assert replace(before, rows_from=after.rows_from) == after
     assert "prepared for this plan" in before.rows_from
-    whole = plan_series(series_config(source, *fields), 10 * source.stat().st_size)
+    whole = plan_of(series_config(source, *fields), data_bytes=10 * source.stat().st_size)
     assert (whole.series, whole.rows) == (10 * after.series, 10 * after.rows)
     assert whole.memory > after.memory
 
@@ -98,7 +98,7 @@ def test_plan_before_the_preprocess_step_is_that_after_it(tmp_path, model):
 def test_plan_refuses_what_it_does_not_read(tmp_path):
     source = tmp_path / "table.csv"
     config, _ = prepared(tmp_path, firms(), *FIRMS, "model.config={model_type: auto_ets}")
-    assert plan_series(config).memory == 11 * 14 * 8
+    assert plan_of(config).memory == 11 * 14 * 8
     fields = [f"data.source=[{source}]", *FIRMS, "model.config={model_type: auto_ets}"]
     sets = [part for item in fields for part in ("--set", item)]
     command = ["plan", "series", "--output", config.output, "--run", "series", *sets]

