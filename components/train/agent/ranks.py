@@ -191,8 +191,8 @@ def _meeting(share: NodeShare) -> Iterator[dict[str, str]]:
         host, port = os.environ["PET_MASTER_ADDR"], os.environ["PET_MASTER_PORT"]
         yield {"MASTER_ADDR": host, "MASTER_PORT": port}
         return
-    with reserved_port() as (host, port):
-        yield {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    with reserved_port() as (host, number):
+        yield {"MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
 
 def _numbers(share: NodeShare, rank: int) -> dict[str, str]:
