@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.fields import power
@@ -151,8 +154,10 @@ class ObservedRun:
         used = [float(item["value"]) for item in event.recipe if item["field"] == RATE]
         if self.rate is None and used:
             training = self._supervisor.settings.get("training") if self._supervisor else None
-            scale = TrainingConfig.model_validate(training).rate_scale if training else 1.0
-            self.rate = used[0] / scale
+            # The rate stays unknown if the settings are damaged, or another version wrote them.
+            with suppress(ValidationError):
+                scale = TrainingConfig.model_validate(training).rate_scale if training else 1.0
+                self.rate = used[0] / scale
 
     @add.register
     def _(self, event: Adjusted) -> None:

@@ -368,6 +368,15 @@ def lively(config, *events):
     return ObservedRun.of([begun, ready, *events], "support-bot")
 
 
+def test_settings_that_cannot_be_read_leave_the_rate_unknown():
+    """Damage, or another version, changes names of fields in the ledger."""
+    settings = {"training": {"learning_rat$": 2e-3}}
+    begun = SupervisorStarted(generation=1, pid=1, host="h", settings=settings)
+    recipe = [{"field": "training.learning_rate", "value": 4e-3, "reason": "given"}]
+    ready = TrainingStarted(attempt=1, step=0, max_steps=100, recipe=recipe, **MACHINE)
+    assert ObservedRun.of([begun, ready], "support-bot").rate is None
+
+
 @pytest.mark.parametrize(
     ("name", "rate"),
     [
