@@ -20,7 +20,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.encoder import plain_value
 from steadytrain.components.tabular.model import is_missing, plain_number
 from steadytrain.components.tasks.encoding.fields import Defect, text_of, utf8_size
-from steadytrain.components.tasks.served import NUMBER_COLUMNS
+from steadytrain.components.tasks.served import NUMBER_COLUMNS, check_files
 
 Kind = Literal["number", "text", "bytes", "any"]
 _NUMBERS: Final = frozenset({"double", "float", "integer", "long"})
@@ -234,13 +234,16 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
         columns: the records' column by name of the model's input, where the two differ.
 
     Raises:
-        BadInput: there is no such model, it cannot be loaded here, or it has no such input.
+        BadInput: there is no such model, it is damaged, it cannot be loaded here, or it has no such
+            input.
         TrackingError: the registry cannot be used.
     """
     folder, trained = _located(address, output)
     mlflow = import_mlflow()
     try:
-        loaded = mlflow.pyfunc.load_model(folder)
+        files = mlflow.artifacts.download_artifacts(folder)
+        check_files(Path(files), address)
+        loaded = mlflow.pyfunc.load_model(files)
     except (mlflow.exceptions.MlflowException, OSError) as error:
         raise BadInput(f"{address}: {str(error)[:500]}", remedy=f"give {_FORMS}") from error
     except ImportError as error:

@@ -9,12 +9,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 
 NUMBER_COLUMNS: Final = "steadytrain.number_columns"
 """Metadata of a model: the columns that hold numbers, as JSON."""
+_FILES: Final = "steadytrain.files"
+"""Metadata of a model: the digests of its files by their paths in the logged folder, as JSON."""
 _ARTIFACT: Final = "model"
 _SERVED: Final = Path(__file__).with_name("served_model.py")
 
@@ -35,8 +38,9 @@ class ServedPackager:
         import mlflow
 
         with tempfile.TemporaryDirectory() as scratch:
-            folder = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
-            return self.load_exported(Path(folder) / "artifacts" / _ARTIFACT)
+            folder = Path(mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch))
+            check_files(folder, model_uri)
+            return self.load_exported(folder / "artifacts" / _ARTIFACT)
 
     def check_labels(self, labels: Sequence[str]) -> None:
         """Raise BadInput if a model's classes are not those of the data."""
@@ -95,10 +99,45 @@ class ServedPackager:
             artifacts={_ARTIFACT: str(folder)},
             signature=ModelSignature(Schema(inputs), Schema(list(outputs))),
             input_example=example,
-            metadata={**metadata, NUMBER_COLUMNS: json.dumps(numbers)},
+            metadata={
+                **metadata,
+                NUMBER_COLUMNS: json.dumps(numbers),
+                _FILES: json.dumps(_digests(folder)),
+            },
             # A local build's suffix, such as +cpu, is not a version that a package index has.
             pip_requirements=[
                 f"{package}=={version(package).partition('+')[0]}" for package in packages
             ],
         )
         return str(logged.model_uri)
+
+
+def check_files(folder: Path, address: str) -> None:
+    """Compare the files of a logged model with what was logged, if it says what that was.
+
+    Raises:
+        BadInput: a file differs or is missing. Most damage would only change the predictions.
+    """
+    from mlflow.models import Model
+
+    logged = json.loads((Model.load(folder).metadata or {}).get(_FILES, "{}"))
+    wrong = [
+        f"{name} {'differs from what was logged' if (folder / name).is_file() else 'is missing'}"
+        for name, digest in logged.items()
+        if not (folder / name).is_file() or file_digest(folder / name) != digest
+    ]
+    if wrong:
+        raise BadInput(
+            f"{address} is damaged: {'; '.join(wrong)[:500]}",
+            remedy="restore its files, or register the model again",
+        )
+
+
+def _digests(exported: Path) -> dict[str, str]:
+    """Return the digests of an exported folder's files, by the paths that MLflow gives them."""
+    return {
+        f"artifacts/{exported.name}/{path.relative_to(exported).as_posix()}": file_digest(path)
+        for path in sorted(exported.rglob("*"))
+        # Whoever imports an exported module leaves its bytecode, which another Python replaces.
+        if path.is_file() and path.parent.name != "__pycache__"
+    }

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -23,6 +25,7 @@ from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, S
 from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.tabular.model import Preparation, TableModel
 from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.served import ServedPackager
 
 from support.disks import small_file_system
 
@@ -231,6 +234,56 @@ def test_times_that_a_forecast_fills_are_counted_by_series(data, tmp_path):
     assert predict(told, numbers, tmp_path / "out.jsonl").filled == {"a": 3, "b": 1}
     silent = replace(told, filled=None)
     assert predict(silent, numbers, tmp_path / "other.jsonl").filled == {}
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_damaged_model_is_refused_instead_of_predicting_something_else(tmp_path, damage):
+    import mlflow
+
+    exported = tmp_path / "model"
+    exported.mkdir()
+    (exported / "factor").write_text("2")
+    (exported / "model.py").write_text(TIMES)
+    packager = ServedPackager()
+    packager.data = Mock(labels=[])
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
+    with mlflow.start_run(experiment_id=experiment):
+        uri = packager.log_folder(
+            exported,
+            name="times",
+            inputs=[mlflow.types.ColSpec("double", "x", required=False)],
+            example=pd.DataFrame({"x": [1.0]}),
+            metadata={},
+            packages=["mlflow"],
+        )
+    folder = mlflow.artifacts.download_artifacts(uri)
+    # The second time, the bytecode of model.py is there.
+    for _ in range(2):
+        assert open_model(folder, tmp_path, {}).answers([{"x": 3.0}]) == [{"prediction": 6.0}]
+    factor = Path(folder, "artifacts/model/factor")
+    factor.unlink() if damage == "gone" else factor.write_text("3")
+    named = "differs from what was logged" if damage == "changed" else "is missing"
+    with pytest.raises(BadInput, match=f"is damaged: artifacts/model/factor {named}"):
+        open_model(folder, tmp_path, {})
+    with pytest.raises(BadInput, match=f"is damaged: artifacts/model/factor {named}"):
+        packager.load_logged(uri)
+    mlflow.set_tracking_uri(None)
+
+
+TIMES = """
+class Times:
+    names = ["prediction"]
+
+    def __init__(self, folder):
+        self.factor = float((folder / "factor").read_text())
+
+    def rows(self, records):
+        return [{"prediction": self.factor * record["x"]} for record in records]
+
+
+load = Times
+"""
 
 
 def test_image_may_be_stored_as_the_library_datasets_does():
