@@ -329,10 +329,9 @@ def _data_to_read(
     images = [item.column for item in model.inputs if item.kind == "bytes"]
     suffixes = {suffix for source in sources for suffix in PurePosixPath(source.lower()).suffixes}
     is_table = len(model.inputs) > 1 or images != ["image"] or suffixes & SUFFIXES.keys()
-    if len(images) == 1 and is_table:
+    if len(images) > 1 or (images and is_table):
         # A table that names the files, relative to its folder.
-        settings["data.columns.image"] = images[0]
-    # In mixed records, any column may name files.
+        settings["data.columns.image"] = images if len(images) > 1 else images[0]
     preset = "multimodal" if len(images) > 1 else "images" if images else "causal-lm"
     return load(preset, [*settings.items(), *overrides]).data
 

@@ -90,8 +90,8 @@ class ImageEncoder:
         return frozenset() if self.data.columns.image else SUFFIXES
 
     @property
-    def attached(self) -> tuple[str, frozenset[str]] | None:
-        return (self.column, SUFFIXES) if self.data.columns.image else None
+    def attached(self) -> tuple[Sequence[str], frozenset[str]] | None:
+        return ([self.column], SUFFIXES) if self.data.columns.image else None
 
     @property
     def schema(self) -> pa.Schema:
@@ -106,7 +106,7 @@ class ImageEncoder:
     @property
     def column(self) -> str:
         """The column with the image."""
-        return self.data.columns.image or "image"
+        return next(iter(self.data.columns.images), "image")
 
     def columns(self) -> Sequence[Sequence[str]]:
         return [[self.column, self.data.columns.label]]

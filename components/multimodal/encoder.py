@@ -125,8 +125,8 @@ class MultimodalEncoder:
     labeled = True
 
     @property
-    def attached(self) -> tuple[str, frozenset[str]]:
-        return self.data.columns.image or "", SUFFIXES
+    def attached(self) -> tuple[Sequence[str], frozenset[str]]:
+        return self.data.columns.images, SUFFIXES
 
     @property
     def schema(self) -> pa.Schema:
@@ -149,14 +149,14 @@ class MultimodalEncoder:
         return self.data.targets[0]
 
     def columns(self) -> Sequence[Sequence[str]]:
-        image = self.data.columns.image
-        return [[*dict.fromkeys([self.target, *self.data.features, *([image] if image else [])])]]
+        named = self.target, *self.data.features, *self.data.columns.images
+        return [[*dict.fromkeys(named)]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         label, columns = class_of(row, self.target, self.data.labels), self.data.columns
         others = self.target, columns.group, columns.slice
         names = self.data.features or [name for name in row if name not in others]
-        chosen = [columns.image] if columns.image else []
+        chosen = columns.images
         values, images = dict[str, Any](), dict[str, Any]()
         for name in dict.fromkeys([*names, *chosen]):
             value = row.get(name)
@@ -173,8 +173,9 @@ class MultimodalEncoder:
         if chosen and (unread := sorted(images.keys() - {*chosen})):
             raise Defect(
                 "wrong_type",
-                f"{unread[0][:80]} holds an image, and data.columns.image names {chosen[0][:80]}: "
-                "leave that out to learn from both, or name the other columns in data.features",
+                f"{unread[0][:80]} holds an image, and data.columns.image names "
+                f"{', '.join(chosen)[:200]}: list it there, too, or name the other columns in "
+                "data.features",
             )
         read = {
             name: image
@@ -289,8 +290,8 @@ class MultimodalEncoder:
                 raise DataError(
                     f"the column {image!r} has images, and {len(stray):,} other values, such as "
                     f"{str(stray[0])[:80]!r}",
-                    remedy="correct them, or, if it is the only column with images, set "
-                    f"data.columns.image to {image}, so that these records are quarantined",
+                    remedy="correct them, or set data.columns.image to "
+                    f"[{', '.join(pictures)}], so that these records are quarantined",
                 )
         if unknown := sorted({*self.data.allow_leaks} - names.keys()):
             raise DataError(

@@ -349,7 +349,7 @@ def _inputs(
     texts = {} if trained is None else {"text": trained.data.columns.text}
     if trained is not None and trained.data.columns.text_pair:
         texts["text_pair"] = trained.data.columns.text_pair
-    if trained is not None and trained.data.columns.image:
+    if trained is not None and isinstance(trained.data.columns.image, str):
         texts["image"] = trained.data.columns.image
     result = []
     for spec in schema.inputs:

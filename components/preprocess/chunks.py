@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
@@ -191,16 +191,16 @@ class WholeFiles(Files):
 
 @dataclass
 class WithFiles:
-    """Rows with the names of files in a column: the content of a file replaces its name.
+    """Rows with the names of files in columns: the content of a file replaces its name.
 
     folder: of the files, with links resolved; others are not read.
-    column: "" for every column whose value ends with one of the suffixes.
+    columns: empty for every column whose value ends with one of the suffixes.
     suffixes: that their names end with.
     """
 
     chunk: Chunk
     folder: Path
-    column: str
+    columns: Sequence[str]
     suffixes: frozenset[str]
     limit: int
 
@@ -218,12 +218,11 @@ class WithFiles:
     def _filled(self, row: Mapping[str, Any] | Defect) -> Mapping[str, Any] | Defect:
         if isinstance(row, Defect):
             return row
-        columns = [self.column] if self.column else [*row]
-        names = {column: row.get(column) for column in columns}
+        names = {column: row.get(column) for column in self.columns or row}
         contents = {
             column: self._content(column, name)
             for column, name in names.items()
-            if isinstance(name, str) and name.strip() and (self.column or self._fits(name))
+            if isinstance(name, str) and name.strip() and (self.columns or self._fits(name))
         }
         if not contents:
             return row

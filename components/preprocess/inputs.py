@@ -188,7 +188,7 @@ class Inputs:
     left_out: number of files that are not data, by kind (see `local_files.py`), and OWN_OUTPUT.
     parts: of each part alone, if there are several (`data.parts`).
     attached: files that records name, by the folder of the table that has the records.
-    named: the column with their names, and their suffixes; None if there is none.
+    named: the columns with their names, and their suffixes, as `Encoder.attached` has them.
     """
 
     files: list[tuple[SourceFile, str]]
@@ -197,7 +197,7 @@ class Inputs:
     left_out: Counter[str] = field(default_factory=Counter)
     parts: Mapping[str, Inputs] = field(default_factory=dict)
     attached: Mapping[Path, list[SourceFile]] = field(default_factory=dict)
-    named: tuple[str, frozenset[str]] | None = None
+    named: tuple[Sequence[str], frozenset[str]] | None = None
 
     @property
     def bytes(self) -> int | None:

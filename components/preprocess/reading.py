@@ -49,7 +49,7 @@ from steadytrain.components.preprocess.validate import (
 )
 from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data_sections import SERIES
+from steadytrain.components.shared.config.data_sections import SERIES, listed
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tasks.base import open_encoder
@@ -411,7 +411,12 @@ def _nearest(column: str, existing: Iterable[str]) -> str:
 def _fields(name: str, part: DataConfig, difficulty: str | None) -> dict[str, str]:
     """Return the field that names each column."""
     field_name = f"data.parts.{name}.columns" if name else "data.columns"
-    fields = {value: f"{field_name}.{field}" for field, value in part.columns if value}
+    fields = {
+        column: f"{field_name}.{field}"
+        for field, value in part.columns
+        if value
+        for column in listed(value)
+    }
     column_fields: dict[str | None, str] = {
         **dict.fromkeys(part.features, FEATURES),
         **dict.fromkeys(part.targets, "data.target"),

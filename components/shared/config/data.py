@@ -444,6 +444,14 @@ class DataConfig(Section):
                         f"{self.task} does not read it",
                         f"leave it out, or use data.task {' or '.join(readers)}",
                     )
+        for section, given in columns.items():
+            if self.task in IMAGES and isinstance(given.image, list):
+                raise at_odds(
+                    f"{section}.image",
+                    given.image,
+                    f"{self.task} learns from one image of a record",
+                    f"name one column, or use data.task {' or '.join(MULTIMODAL)}",
+                )
         return self
 
     @model_validator(mode="after")

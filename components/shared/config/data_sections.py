@@ -35,7 +35,7 @@ PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 
 def listed(source: Any) -> Any:
-    """Return the list of one for a single address, and anything else unchanged."""
+    """Return the list of one for a single address or name, and anything else unchanged."""
     return [source] if isinstance(source, str) else source
 
 
@@ -59,6 +59,17 @@ def _distinct(labels: list[str]) -> list[str]:
 Labels = Annotated[list[str], AfterValidator(_distinct)]
 
 
+def _named_once(names: list[str]) -> list[str]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"the column {twice[0]!r} is listed twice: list it once")
+    if "" in names:
+        raise ValueError("a column has no name: leave it out")
+    return names
+
+
+ColumnNames = Annotated[list[str], Field(min_length=1), AfterValidator(_named_once)]
+
+
 class Columns(Section):
     """Which input column holds what. Only the columns that the task needs are read."""
 
@@ -69,12 +80,13 @@ class Columns(Section):
         "multi_label_classification: column with a second text, such as the hypothesis for a "
         "premise. The tokenizer encodes both as a pair. None means that there is one text.",
     )
-    image: Annotated[str | None, IfSet()] = Field(
+    image: Annotated[str | ColumnNames | None, IfSet()] = Field(
         None,
         description="For image_classification: column of a table with the name of an image's file, "
         "relative to the folder of the table, or with the content of the file. None means that the "
         "files of data.source are the images, and that their folders are the classes. For "
-        "multimodal_classification, None means all columns that have images.",
+        "multimodal_classification, also a list of such columns, and None means all columns that "
+        "have images.",
     )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
@@ -126,6 +138,11 @@ class Columns(Section):
         description="For tables: column with what each record of the training side counts in the "
         "loss, a number above 0. None means that all count the same.",
     )
+
+    @property
+    def images(self) -> list[str]:
+        """The columns that `image` names."""
+        return listed(self.image) if self.image else []
 
 
 class CsvConfig(Section):

@@ -38,7 +38,7 @@ class _Limited(Limited):
         self._limits = Limits(until, in_pieces=True, late=TimeoutError)
 
     def getresponse(self) -> Any:
-        # botocore sets the class anew with each request.
+        # botocore resets the class with each request.
         status = getattr(self.response_class, "keywords", {}).get("status_tuple")
         self.response_class = partial(_Answer, self._limits, status_tuple=status)
         return super().getresponse()  # type: ignore[misc]

@@ -149,9 +149,9 @@ class Encoder(Protocol):
     whole_files: suffixes of files that are one record each, with the content of the file as
         `image`, its folder as `label`, and its `path`. If a folder has such files, others are not
         read. Optional.
-    attached: the column of a table with the names of files, relative to its folder, and their
-        suffixes. The content of a file replaces its name. None if there is no such column.
-        Optional.
+    attached: the columns of a table with the names of files, relative to its folder, and their
+        suffixes. The content of a file replaces its name. No column stands for every column whose
+        value ends with one of the suffixes. None if there is no such column. Optional.
     divide: takes `Content.text` and `Content.label` of all records, and returns the side of each
         record. Optional; without it, a hash of the record or its group decides.
     parts_in_time: takes the test columns of all records of the training side and the number of

@@ -172,6 +172,45 @@ def test_batch_scoring_reads_the_files_that_all_columns_of_images_name(table, tm
             assert model.inputs[[*kinds].index(name)].read(found) == content
 
 
+def test_several_columns_of_images_are_named_and_a_text_may_end_like_a_file(table, tmp_path):
+    rows = add_backs(table)
+    rows.loc[3, "note"] = "is this the same as 001.png"
+    rows.loc[4, "back"] = "absent.png"
+    rows.to_csv(table, index=False)
+    found = [one["line"] for one in quarantine(preprocess(mixed_config(table)))]
+    assert found == [5, 6]
+    listed = mixed_config(table, "data.columns.image=[picture, back]")
+    data = preprocess(listed)
+    assert [(one["line"], one["reason"]) for one in quarantine(data)] == [(6, "missing_file")]
+    assert read_schema(data).pictures == ["back", "picture"]
+    with pytest.raises(DataError, match=r"no record has .*front.*data\.columns\.image"):
+        preprocess(mixed_config(table, "data.columns.image=[picture, front]"))
+    # Batch prediction reads the same files.
+    kinds = {"note": "any", "back": "bytes", "picture": "bytes"}
+    inputs = [Input(name, name, kind, False) for name, kind in kinds.items()]
+    model = ServedModel("models:/m/1", inputs, listed, None)
+    asked = _data_to_read([str(table)], model, [])
+    read = [row for chunk in find_inputs(asked).chunks(asked, tmp_path) for *_, row in chunk.rows()]
+    assert read[3]["note"] == "is this the same as 001.png"
+    assert isinstance(read[4], Defect)
+    assert isinstance(read[3]["picture"], bytes)
+
+
+@pytest.mark.parametrize(
+    ("preset", "value", "message"),
+    [
+        ("images", "[front, back]", "image_classification learns from one image of a record"),
+        ("multimodal", "[front, front]", "'front' is listed twice"),
+        ("multimodal", "[]", "at least 1 item"),
+        ("multimodal", "[front, '']", "a column has no name"),
+    ],
+)
+def test_list_of_images_that_cannot_work_is_refused(preset, value, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(preset, [f"data.columns.image={value}", "data.source=[x.csv]", "data.target=kind"][:2])
+    assert "data.columns.image" in str(caught.value)
+
+
 def test_image_beside_the_column_that_is_named_is_refused():
     encoder = MultimodalEncoder(mixed_config(Path("data/x.csv"), "data.columns.image=one").data)
     row = {"kind": "a", "one": written(noise(1)[0]), "two": written(noise(1)[0])}
