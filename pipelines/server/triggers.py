@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.preprocess.sources import SourceFile, find_files
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
@@ -30,7 +31,6 @@ from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.lease import EXPIRY_SECONDS, lock
 from steadytrain.components.shared.pagination import named, pages
 from steadytrain.components.shared.quantities import moment
-from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import compile_pipeline
@@ -219,7 +219,7 @@ def watch(
     """
     seen, since, done, reported, shown = "", 0.0, "", "", ""
     started: list[Answer] = []
-    retry = Retry(seconds=FOREVER, denied_seconds=AWAY_SECONDS)
+    outage = retry.Retry(seconds=retry.FOREVER, denied_seconds=retry.AWAY_SECONDS)
     while True:
         now = time.monotonic()
         try:
@@ -228,7 +228,7 @@ def watch(
                 seen, since = digest, now
             if digest != done and now - since >= quiet_seconds:
                 answer = trigger(server, what)
-                retry.reset()
+                outage.reset()
                 started += [answer] if answer.kind == "started" else []
                 done = digest if answer.settled else ""
                 # A run that was reported is followed in silence, unless it fails.
@@ -238,7 +238,7 @@ def watch(
             else:
                 message = reported
         except (BadInput, RunBusy, StorageError, ServerError) as error:
-            if isinstance(error, ServerError) and not retry.may_pass(error):
+            if isinstance(error, ServerError) and not outage.may_pass(error):
                 raise
             message = error.message
         if message != reported:

@@ -58,7 +58,7 @@ def scraped(tmp_path_factory, collector):
     }
     run = Bench.make(
         root / "output",
-        data,
+        data.model_copy(update={"task": "support.faults:Paced"}),
         run="scraped",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1, "price_per_hour": PRICE},
@@ -74,7 +74,11 @@ def scraped(tmp_path_factory, collector):
     run.workspace.config.write_text(run.config.to_yaml())
     run.data.save(run.workspace.record("preprocess"))
     command = [sys.executable, "-c", TRAIN, str(run.workspace.config)]
+    # The run must not end before what is done to it.
+    pace = root / "pace"
+    pace.write_text("0.2")
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    environment["PACE_FILE"] = str(pace)
     with scraping(port, root / "prometheus") as prometheus:
         first = subprocess.Popen(command, env=environment)
         wait_for(lambda: (prometheus.value("training_step") or 0) > 40)
@@ -84,6 +88,7 @@ def scraped(tmp_path_factory, collector):
         wait_for(lambda: prometheus.value("attempt_ready") == 1)
         first.kill()
         first.wait()
+        pace.unlink()
         second = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert second.returncode == 0, second.stderr
         yield run, prometheus.at_last_scrape("training_step")

@@ -56,7 +56,7 @@ def run(tmp_path_factory, collector):
     }
     made = Bench.make(
         root / "output",
-        data,
+        data.model_copy(update={"task": "support.faults:Paced"}),
         run="traced",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1},
@@ -73,7 +73,10 @@ def run(tmp_path_factory, collector):
         "PYTHONPATH": str(TESTS),
         "OMP_NUM_THREADS": "1",
         "TRACEPARENT": CALLER,
+        "PACE_FILE": str(root / "pace"),
     }
+    # The run must not end before what is done to it.
+    (root / "pace").write_text("0.2")
     collector.status = 503
     first = subprocess.Popen(command, env=environment)
     wait_for(lambda: len(events_of(made.workspace, CheckpointSaved)) > 1 and collector.asked)
@@ -82,6 +85,7 @@ def run(tmp_path_factory, collector):
     wait_for(lambda: collector.named("checkpoint"))
     first.kill()
     first.wait()
+    (root / "pace").unlink()
     del environment["TRACEPARENT"]
     second = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr

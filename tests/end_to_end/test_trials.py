@@ -279,7 +279,7 @@ def sweep(killed, undisturbed, faults):
             if kill in (kill_driver, kill_everything):
                 program.wait()
                 program = support.drive(folder, config, 100, [0, 1])
-        assert program.wait(timeout=200) == 0
+        assert program.wait(timeout=800) == 0
     finally:
         program.kill()
     assert not support.processes(folder)
@@ -314,10 +314,15 @@ def test_next_driver_finds_the_trials_running(killed):
     folder, config = killed
     program = support.drive(folder, config, 40, [0])
     reached(folder, 5, program)
+    ranks = support.ranks(folder)
+    for rank in ranks:
+        rank.suspend()
     program.send_signal(signal.SIGKILL)
     program.wait()
     trials = local_trials(folder, parallel=2)
     assert trials.attach() == {0}
+    for rank in ranks:
+        rank.resume()
     trials.train(0, load(config), 40)
     found = support.ended(trials, 0)
     assert (found.condition, found.step) == ("paused", 40)

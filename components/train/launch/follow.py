@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.cluster import (
     EVENT,
     POD,
@@ -20,7 +21,6 @@ from steadytrain.components.shared.cluster import (
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events.types import PodsPending, PodWaited
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry, retry
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.launch.evidence import (
@@ -82,9 +82,9 @@ class JobFollower(threading.Thread):
         self._reasons: dict[int, str] = {}
         self._pulling: dict[int, float] = {}
         self._reported = ""
-        self._retry = Retry(
-            seconds=FOREVER,
-            denied_seconds=AWAY_SECONDS,
+        self._retry = retry.Retry(
+            seconds=retry.FOREVER,
+            denied_seconds=retry.AWAY_SECONDS,
             delays=(LOOK_SECONDS, LOOK_SECONDS),
             wait=self._pause,
         )
@@ -110,7 +110,7 @@ class JobFollower(threading.Thread):
 
     def make(self) -> None:
         """Create the job as soon as the cluster can."""
-        retry(self._create, wait=self._pause)
+        retry.retry(self._create, wait=self._pause)
 
     def look(self) -> None:
         """Check the pods once and act on what is found."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import StorageError, Unkillable
@@ -30,7 +31,6 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.retry import AWAY_SECONDS, retry_storage
 from steadytrain.components.shared.stopping import StopRequest, stop_requests
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.notes import attempt_traceparent
@@ -188,8 +188,8 @@ class Supervisor:
                 self._emit(DecisionMade.after(failed.attempt, failed, decision))
         folder = LocalStorage(self.workspace.folder)
         text = self.config.to_saved()
-        retry_storage(lambda: folder.write(self.workspace.config.name, text))
-        retry_storage(lambda: self.data.save(self.workspace.record("preprocess")))
+        retry.retry_storage(lambda: folder.write(self.workspace.config.name, text))
+        retry.retry_storage(lambda: self.data.save(self.workspace.record("preprocess")))
 
     @cached_property
     def _inputs(self) -> str:
@@ -222,9 +222,9 @@ class Supervisor:
             history.supervisor,
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step, skipped = retry_storage(
+        resume_from, resumed_step, skipped = retry.retry_storage(
             lambda: _newest_checkpoint(self.config, history),
-            AWAY_SECONDS,
+            retry.AWAY_SECONDS,
             report=self._warn_of_wait,
         )
         watch, began = Watch(self, folder, request, step=resumed_step or 0), time.monotonic()
@@ -282,7 +282,7 @@ class Supervisor:
             self._adjust(watch, number, resumed_step or 0)
             history = self.ledger.history()
             spec = spec.model_copy(update={"changes": history.changes})
-            retry_storage(lambda: spec.save(folder.spec))
+            retry.retry_storage(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:
@@ -347,7 +347,7 @@ class Supervisor:
         discard(self.workspace)
 
     def _warn_of_wait(self, why: str) -> None:
-        wait = duration(AWAY_SECONDS)
+        wait = duration(retry.AWAY_SECONDS)
         message = f"waiting up to {wait} for the storage of the checkpoints: {why}"
         with contextlib.closing(self.workspace.stream("supervisor")) as stream:
             stream.emit(Warned(stage="train", message=message))

@@ -34,6 +34,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     monkeypatch.setattr(pull_sink, "FIRST_DELAY_SECONDS", 0.05)
     monkeypatch.setattr(pull_sink, "LAST_DELAY_SECONDS", 0.2)
+    # A busy machine may miss the timeout of requests, which doesn't mean that nobody answers.
+    monkeypatch.setattr(pull_sink, "CLOSE_SECONDS_UNANSWERED", 600.0)
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_each_point_arrives_once(story: Story, proxy: Proxy, request_: str, faul
     proxy.concerns = lambda method, path: request_ in path and method == "POST"
     proxy.queued.extend([fault] * (2 if fault == "hang" else 3))
     story.tell(started(1), *steps(1, range(5)))
-    sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05)
+    sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)
     wait_for(lambda: not proxy.queued)
     proxy.queued.extend([fault])
     story.tell(*steps(1, range(5, 9)), ended(1, "finished"))
@@ -134,7 +136,7 @@ def test_parameters_of_a_model_whose_answer_was_lost_are_there_once(
 
 def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Proxy) -> None:
     story.tell(started(1), *steps(1, range(3)))
-    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600).close()
     first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
     tracking = open_tracking(story.config, story.workspace)
     tags = {name: text for name, text in first.data.tags.items() if "mark" in name}
@@ -147,7 +149,7 @@ def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Pr
 
 def test_attempt_whose_run_was_deleted_is_sent_again(story: Story, proxy: Proxy) -> None:
     story.tell(started(1), *steps(1, range(3)))
-    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600).close()
     first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
     open_tracking(story.config, story.workspace).client.delete_run(first.info.run_id)
     story.tell(*steps(1, range(3, 6)), ended(1, "finished"))
@@ -159,7 +161,7 @@ def test_server_down_all_along_gets_everything_from_the_next_supervisor(
     story: Story, proxy: Proxy
 ) -> None:
     proxy.usual = "reset"
-    first = MlflowSink(story.config, story.workspace, batch_seconds=0.05)
+    first = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)
     story.tell(started(1), *steps(1, range(4)))
     wait_for(lambda: story.warnings())
     story.tell(ended(1, "preempted"))
@@ -168,7 +170,7 @@ def test_server_down_all_along_gets_everything_from_the_next_supervisor(
 
     proxy.usual = "forward"
     story.tell(started(2), *steps(2, range(4, 8)), ended(2, "finished"))
-    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600).close()
     assert story.points() == list(range(8))
 
 
@@ -200,7 +202,7 @@ def test_closing_waits_for_a_bounded_time(
 def test_backlog_takes_little_memory(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_module, "BATCH_EVENTS", 7)
     story.tell(started(1), *steps(1, range(50)), ended(1, "finished"))
-    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600).close()
     assert story.points() == list(range(50))
 
 

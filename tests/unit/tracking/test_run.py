@@ -244,7 +244,7 @@ def test_attempt_left_open_by_a_killed_supervisor_is_ended(
         )
     )
     stream.close()
-    MlflowSink(config, workspace, batch_seconds=0.05).close()
+    MlflowSink(config, workspace, batch_seconds=0.05, close_seconds=600).close()
     tracking = use_tracking(config, workspace)
     assert finish_run(config, workspace, ok=False)
     runs = tracking.client.search_runs([tracking.experiment_id])

@@ -83,7 +83,8 @@ class Supervised:
     """A stream like the supervisor's: the events file, and MLflow."""
 
     def __init__(self, config: RunConfig, workspace: Workspace, **limits: Any) -> None:
-        self.sink = MlflowSink(config, workspace, batch_seconds=0.05, **limits)
+        limits = {"batch_seconds": 0.05, "close_seconds": 600, **limits}
+        self.sink = MlflowSink(config, workspace, **limits)
         self.stream = workspace.stream("supervisor")
 
     def tell(self, *events: Event) -> None:
@@ -222,7 +223,7 @@ def test_every_outcome_has_a_status(
 
 @pytest.mark.slow
 def test_more_points_than_mlflow_takes_at_once(config: RunConfig, workspace: Workspace) -> None:
-    run = Supervised(config, workspace, close_seconds=120)  # 3,000 points on a busy machine
+    run = Supervised(config, workspace)
     run.tell(started(1), *steps(1, range(1500)))
     run.close()
     assert points(config, workspace, 1, "loss") == list(range(1500))
@@ -261,7 +262,7 @@ def test_server_killed_in_mid_run_and_back_at_the_end(
     workspace.create()
     server.start()
     parent_run(config, workspace)
-    run = Supervised(config, workspace, close_seconds=30)
+    run = Supervised(config, workspace)
     run.tell(started(1), *steps(1, range(5)))
     wait_for(lambda: "attempt-1" in children(config, workspace))
     wait_for(lambda: points(config, workspace, 1, "loss") == list(range(5)))
@@ -290,10 +291,11 @@ def test_server_that_comes_up_in_mid_run_gets_everything(
     config = make_config(tracking={"uri": server.uri})
     workspace = Workspace.of(config)
     workspace.create()
-    run = Supervised(config, workspace, close_seconds=60)
+    run = Supervised(config, workspace)
     run.tell(started(1), *steps(1, range(5)))
     wait_for(lambda: warnings(workspace))
     server.start()
+    wait_for(lambda: not run.sink._retry.failures)
     run.tell(*steps(1, range(5, 10)), ended(1, "finished"))
     run.close()
     assert points(config, workspace, 1, "loss") == list(range(10))
