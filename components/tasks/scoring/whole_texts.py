@@ -127,7 +127,7 @@ def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 class RegressionScorer:
-    """Scores predicted numbers. The loss is the squared error relative to the training variance."""
+    """Scores predicted numbers. The loss of a model of texts is relative to the training variance."""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.data = config, data
@@ -136,6 +136,11 @@ class RegressionScorer:
     def seen(self) -> npt.NDArray[np.float64]:
         """The numbers of the training side."""
         return training_numbers(self.data)
+
+    @property
+    def unit(self) -> float:
+        """The squared error that the loss counts as 1, as in training."""
+        return float(self.seen.var())
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         return self._score(components, records)
@@ -187,7 +192,7 @@ class RegressionScorer:
         return score_table(
             records,
             {
-                "loss": squared / self.seen.var(),
+                "loss": squared / self.unit,
                 "targets": np.ones(len(truth), dtype=np.int64),
                 "bytes": np.zeros(len(truth), dtype=np.int64),
                 "target": truth,

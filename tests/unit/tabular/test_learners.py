@@ -13,11 +13,13 @@ from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.learners import read_side, sklearn
 from steadytrain.components.tabular.learners.boosting import LightGBMLearner
 from steadytrain.components.tabular.learners.sklearn import LinearLearner
 from steadytrain.components.tabular.model import load
+from steadytrain.components.tabular.scoring import TableNumberScorer
 from steadytrain.components.tasks.base import load_task
 from steadytrain.components.train.framework import lightgbm as lightgbm_trees
 
@@ -113,6 +115,16 @@ def test_exported_trees_predict_what_was_validated(tables, tmp_path, name):
     else:
         loss = float(np.mean((found - targets) ** 2))
     assert learner.validate([])["loss"] == pytest.approx(loss, rel=1e-9)
+
+
+def test_test_loss_of_numbers_is_the_squared_error_as_in_validation(tables, tmp_path):
+    config, data = tables("diabetes")
+    learner = LightGBMLearner(config, data)
+    learner.learn([], learning_rate_scale=1.0)
+    model = exported(learner, tmp_path / "model")
+    records = judged_records(config, data)
+    scores = TableNumberScorer(config, data).score({"model": model}, records)
+    assert scores["loss"] == scores["squared_error"]
 
 
 def test_one_step_is_what_lightgbm_learns_from_the_same_start(tables):
