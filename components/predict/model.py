@@ -244,12 +244,18 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
         files = mlflow.artifacts.download_artifacts(folder)
         check_files(Path(files), address)
         loaded = mlflow.pyfunc.load_model(files)
-    except (mlflow.exceptions.MlflowException, OSError) as error:
-        raise BadInput(f"{address}: {str(error)[:500]}", remedy=f"give {_FORMS}") from error
+    except BadInput:
+        raise
     except ImportError as error:
         raise BadInput(
             f"{address} needs a package that is not installed here: {error.name or error}",
             remedy="install the packages of the model's requirements.txt",
+        ) from error
+    except Exception as error:
+        # What a damaged description or the model's own code raises can be anything.
+        raise BadInput(
+            f"{address} cannot be loaded: {type(error).__name__}: {str(error)[:500]}",
+            remedy=f"give {_FORMS}; if its files are damaged, register it again",
         ) from error
     described = (loaded.metadata.metadata or {}).get(NUMBER_COLUMNS, "[]")
     inputs = _inputs(address, loaded.metadata.signature, trained, frozenset(json.loads(described)))

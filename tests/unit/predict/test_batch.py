@@ -268,6 +268,9 @@ def test_damaged_model_is_refused_instead_of_predicting_something_else(tmp_path,
         open_model(folder, tmp_path, {})
     with pytest.raises(BadInput, match=f"is damaged: artifacts/model/factor {named}"):
         packager.load_logged(uri)
+    Path(folder, "MLmodel").write_text("metadata: {")
+    with pytest.raises(BadInput, match=r"cannot be loaded: \w+Error"):
+        open_model(folder, tmp_path, {})
     mlflow.set_tracking_uri(None)
 
 
