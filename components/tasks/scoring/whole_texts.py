@@ -127,7 +127,10 @@ def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 class RegressionScorer:
-    """Scores predicted numbers. The loss of a model of texts is relative to the training variance."""
+    """Scores predicted numbers.
+
+    The loss of a model of texts is relative to the training variance.
+    """
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.data = config, data

@@ -288,7 +288,7 @@ def test_second_signal_skips_the_grace_period(supervisor, workspace, wait_for):
     folder = workspace.attempts / "0001"
 
     def ask():
-        # Two signals at once would be one. The first has been seen when the agent is told of it.
+        # Two signals at once would be one. The first has arrived once the agent's order exists.
         for name in ("waiting-0", AttemptFolder(folder).leave.name):
             wait_for((folder / name).exists)
             os.kill(os.getpid(), signal.SIGINT)
