@@ -50,8 +50,7 @@ class KillsWhileScoring(KillsOnce):
 
     def emit(self, event):
         if isinstance(event, WorkProgress) and not self.done:
-            self.done = True
-            self.launcher.kill(0)
+            self.kill()
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,9 @@ from support.training import (
     weights_digest,
     write_data,
 )
-from support.whole_runs import RECIPE
+from support.whole_runs import RECIPE, KillsOnce
 
+TESTS = Path(__file__).parents[1]
 AT_ONCE = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
 
 
@@ -89,20 +90,24 @@ def once(kind):
 
 
 class LaunchedKills(Kills):
-    """Kills rank 0 of an attempt that the product's own launcher started."""
+    """Kills rank 0 of an attempt that the product's own launcher started, and slows no other."""
 
-    def __init__(self, workspace, when):
-        self.workspace, self.when = workspace, when
+    def __init__(self, workspace, when, pace):
+        self.workspace, self.when, self.pace = workspace, when, pace
 
     def emit(self, event):
         if self.when(event):
             ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[0].kill()
+            self.pace.unlink()
 
 
 @pytest.mark.core
-def test_run_continues_after_a_launched_rank_is_killed(bench):
-    run = bench("launched")
-    killer = LaunchedKills(run.workspace, once(CheckpointSaved))
+def test_run_continues_after_a_launched_rank_is_killed(bench, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PACE_FILE", str(tmp_path / "pace"))
+    (tmp_path / "pace").write_text("1")
+    run = bench("launched", data=data.model_copy(update={"task": "support.faults:Paced"}))
+    killer = LaunchedKills(run.workspace, once(CheckpointSaved), tmp_path / "pace")
     watch = Stopwatch()
     outcome = step.run(run.config, run.data, sinks=[watch, killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
@@ -122,7 +127,7 @@ def test_sharded_rank_is_killed(bench, strategy):
     whole, killed = (bench(name, compute=compute) for name in ("whole", "killed"))
     assert train(whole).succeeded
     launcher = ForkedLauncher(2)
-    killer = Kills(launcher, once(CheckpointSaved), rank=1)
+    killer = KillsOnce(launcher, rank=1)
     outcome = train(killed, launcher=launcher, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     begun = events_of(killed.workspace, AttemptStarted)
@@ -140,7 +145,7 @@ def test_three_ranks_resume_bit_for_bit_for_each_gradient_exchange(bench, recomp
     whole, killed = bench("whole", **sections), bench("killed", **sections)
     assert train(whole).succeeded
     launcher = ForkedLauncher(3)
-    killer = Kills(launcher, once(CheckpointSaved))
+    killer = KillsOnce(launcher)
 
     outcome = train(killed, launcher=launcher, sinks=[killer])
 
@@ -212,12 +217,8 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(bench, ranks, file):
             damaged.append(checkpoint.step)
         return decide(history, failure, run.config.recovery)
 
-    def is_second_save(event):
-        return isinstance(event, CheckpointSaved) and (event.attempt, event.step) == (1, 4)
-
-    outcome = train(
-        run, launcher=launcher, sinks=[Kills(launcher, is_second_save)], decide=flip_then_decide
-    )
+    killer = KillsOnce(launcher, step=4)
+    outcome = train(run, launcher=launcher, sinks=[killer], decide=flip_then_decide)
 
     assert (outcome.outcome, outcome.attempts) == ("finished", 3)
     begun = events_of(run.workspace, AttemptStarted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ RECIPE = {
 
 
 class KillsOnce:
-    """Kills a rank at the run's first checkpoint from a step on.
+    """Kills a rank at the run's first checkpoint from a step on, before there is a second one.
 
     Args:
         rank: -1 is the last one.
@@ -34,11 +35,17 @@ class KillsOnce:
     def __init__(self, launcher: ForkedLauncher, *, step: int = 0, rank: int = 0) -> None:
         self.launcher, self.step, self.done = launcher, step, False
         self.rank = rank % launcher.world_size
+        self.held = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        launcher.environment |= {"HOLD_FILE": self.held.name, "HOLD_STEP": str(step)}
 
     def emit(self, event: Any) -> None:
         if isinstance(event, CheckpointSaved) and event.step >= self.step and not self.done:
-            self.done = True
-            self.launcher.kill(self.rank)
+            self.kill()
+
+    def kill(self) -> None:
+        self.done = True
+        self.launcher.kill(self.rank)
+        self.held.close()
 
     def close(self) -> None:
         pass
