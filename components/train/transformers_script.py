@@ -7,12 +7,10 @@ losses would be others, no script is written and training_args.json says why.
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.batch import BatchSettings
@@ -20,24 +18,26 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import MULTI_LABEL
 from steadytrain.components.shared.config.fields import Decision, describe, differs
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.techniques import order
 from steadytrain.components.techniques.dropout import FAMILIES, dropout_fields
-from steadytrain.components.techniques.masked_tokens import masking
+from steadytrain.components.train.one_file import one_file
 from steadytrain.components.train.recovery.history import History
 
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
-_LANGUAGE: Final = ("causal_lm", "supervised_finetuning")
+_ADAPTED: Final = ("causal_lm", "supervised_finetuning", "preference")
+"""Tasks whose scripts have adapters."""
 _KINDS: Final = {
-    **dict.fromkeys(_LANGUAGE, "documents"),
+    **dict.fromkeys(("causal_lm", "supervised_finetuning"), "documents"),
     "masked_lm": "masked",
-    "sequence_classification": "class",
-    MULTI_LABEL: "labels",
-    "sequence_regression": "number",
+    "sequence_classification": "classes",
+    MULTI_LABEL: "label_sets",
+    "sequence_regression": "numbers",
+    "preference": "pairs",
 }
-"""What a row is, by task."""
+"""The module in `with_transformers` that knows the rows, by task."""
+_READ: Final = {"masked_lm": ("masking",), "preference": ("dpo",)}
+"""Sections of `training` that a script reads, by task."""
 _NO_SCRIPT: Final = {
-    "preference": "TRL's DPOTrainer takes texts, which it tokenizes itself, and no prepared rows",
     "unpaired_preference": "TRL's KTO pairs each prompt with another answer in an order of its own",
     "text_embedding": "its loss compares all texts of a global batch, and Trainer sees one "
     "micro-batch at a time",
@@ -61,16 +61,7 @@ _SCHEDULES: Final = (
 _OPTIMIZERS: Final = ("adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
 _SCORES: Final = {"loss": False, "accuracy": True, "macro_f1": True}
 """Metrics that the script computes, and whether a higher value is better."""
-_INLINED: Final = {"npt.NDArray[np.int32]": "Any", "npt.NDArray[np.int64]": "Any"} | {
-    "npt.ArrayLike": "Any",
-    "tuple[Tokens, Tokens]": "tuple[Any, Any]",
-}
-"""Types that the script does not import."""
-_BODY: Final = Path(__file__).with_name("with_transformers.py")
-_PLACE: Final = (
-    "from steadytrain.components.techniques.masked_tokens.masking import Masking",
-    "# The sources of both and the run's values end here.\n",
-)
+_PARTS: Final = f"{__name__.rpartition('.')[0]}.with_transformers"
 
 
 @dataclass(frozen=True)
@@ -78,10 +69,12 @@ class TransformersRun:
     """What the two files say.
 
     arguments: of TrainingArguments, by name, each with the reason for its value.
+    kind: the module in `with_transformers`; "" if there is none.
     refused: why Trainer cannot do what the run does; the script is not written then.
     remarks: what is different with Trainer although the losses are those of the run.
     """
 
+    kind: str
     arguments: dict[str, tuple[Any, str]]
     run: dict[str, Any]
     refused: list[str]
@@ -109,23 +102,21 @@ class TransformersRun:
         run = {
             "data": str(Workspace.of(config).record("preprocess")),
             "prepare": "steadytrain step preprocess steadytrain.yaml",
-            "kind": _KINDS.get(data.task),
-            "labels": [data.columns.label] if data.task == "sequence_regression" else None,
-            "masking": training.masking.probability if data.task == "masked_lm" else None,
             "global_batch_size": training.global_batch_size,
             "base": config.model.base,
             "revision": config.model.revision,
             "config": dict(config.model.config),
-            "pad_token_id": None,
             "adapter": _adapter(config),
             "quantization": adapter.quantization if adapter.kind == "qlora" else None,
             "dropout": _dropout(config),
             "patience": training.early_stopping_patience,
             "threshold": training.early_stopping_threshold,
+            **_of_task(config),
         }
         refused = list(_refused(config))
         remarks = [] if refused else list(_remarks(config, batch))
-        return cls(arguments, run, refused, [*changes, *remarks])
+        kind = _KINDS.get(data.task, "")
+        return cls(kind, arguments, run, refused, [*changes, *remarks])
 
     def texts(self) -> dict[str, str]:
         """Return the content of each file by its name."""
@@ -140,24 +131,13 @@ class TransformersRun:
         return files if self.refused else {**files, SCRIPT: self._script()}
 
     def _script(self) -> str:
-        docstring, _, body = _BODY.read_text(encoding="utf-8").partition('"""\n\n')
-        assert docstring.startswith('"""')
-        before, _, rest = body.partition(_PLACE[0])
-        _, _, after = rest.partition(_PLACE[1])
-        values = ["RUN: dict[str, Any] = {"]
-        values += [f"    {name!r}: {value!r}," for name, value in self.run.items()]
-        values += ["}", "ARGUMENTS: dict[str, Any] = {"]
+        run = ["RUN: dict[str, Any] = {"]
+        run += [f"    {name!r}: {value!r}," for name, value in self.run.items()]
+        given = ["ARGUMENTS: dict[str, Any] = {"]
         for name, (value, reason) in self.arguments.items():
-            values += [f"    # {reason}", f"    {name!r}: {value!r},"]
-        values += ["}"]
-        taken = "\n\n\n".join(map(inspect.getsource, (order.RowOrder, masking.Masking)))
-        for name, instead in _INLINED.items():
-            taken = taken.replace(name, instead)
-        pooled = f"GROUPED_BATCHES = {order.GROUPED_BATCHES}"
-        constants = "\n".join((pooled, *values))
-        ours, _, after = after.partition("\n\n\n")
-        head = f"{self._header()}\n\n{before.rstrip()}\n\n{constants}\n{ours.strip()}"
-        return "\n\n\n".join((head, taken.strip(), after.strip())) + "\n"
+            given += [f"    # {reason}", f"    {name!r}: {value!r},"]
+        values = {"RUN": "\n".join((*run, "}")), "ARGUMENTS": "\n".join((*given, "}"))}
+        return one_file(f"{_PARTS}.{self.kind}", self._header(), values)
 
     def _header(self) -> str:
         lines = [
@@ -169,8 +149,7 @@ class TransformersRun:
             "What is different from the run:",
             *(f"- {remark}" for remark in self.remarks),
         ]
-        text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
-        return f'"""{text}\n"""'
+        return "\n".join(lines)
 
 
 def _arguments(
@@ -208,6 +187,8 @@ def _arguments(
     if batch.gradient_checkpointing:
         reentrant = {"use_reentrant": False}
         yield "gradient_checkpointing_kwargs", (reentrant, "as steadytrain recomputes")
+    if config.data.task == "preference":
+        yield "label_names", (["targets"], "with them, Trainer computes the loss of a validation")
     yield "train_sampling_strategy", ("sequential", "the script has the order of the rows")
     yield "remove_unused_columns", (False, "the collator reads all columns")
     yield "logging_nan_inf_filter", (False, "Trainer's default hides losses that are not finite")
@@ -226,6 +207,17 @@ def _reason(config: RunConfig, field: str) -> str:
     first = describe(field).description.partition(". ")[0].partition(": ")[0].rstrip(".")
     value = reduce(getattr, field.split("."), config)
     return f"the default, {value}: {first[:1].lower()}{first[1:]}"
+
+
+def _of_task(config: RunConfig) -> Mapping[str, Any]:
+    """Return the values that only the scripts of the task read."""
+    if config.data.task == "masked_lm":
+        return {"masking": config.training.masking.probability}
+    if config.data.task == "preference":
+        return {"beta": config.training.dpo.beta}
+    if config.data.task == "sequence_regression":
+        return {"label": config.data.columns.label}
+    return {}
 
 
 def _adapter(config: RunConfig) -> dict[str, Any] | None:
@@ -265,14 +257,14 @@ def _refused(config: RunConfig) -> Iterator[str]:
         (
             "training.metric_for_best_model",
             _metric(config),
-            tuple(_SCORES) if _KINDS.get(task) == "class" else ("loss",),
+            tuple(_SCORES) if _KINDS.get(task) == "classes" else ("loss",),
         ),
         ("model.adapter.frozen_head", model.adapter.frozen_head, ("as_loaded",)),
     ):
         if value not in known:
             yield f"{field} {value}: the script can do {', '.join(known)}"
     yield from _lacking(config)
-    if model.adapter.kind != "none" and task not in _LANGUAGE:
+    if model.adapter.kind != "none" and task not in _ADAPTED:
         yield f"model.adapter.kind {model.adapter.kind}: the script has no adapters for {task}"
     if str(model.base or "").startswith(("s3:", "models:")):
         yield f"model.base {model.base}: download it, and give its folder"
@@ -281,7 +273,11 @@ def _refused(config: RunConfig) -> Iterator[str]:
 def _lacking(config: RunConfig) -> Iterator[str]:
     """Yield each setting that is in use and that Trainer, or the script, does not have."""
     training, techniques = config.training, config.training.techniques
-    used = [name for name, section in training if section in techniques and section.on]
+    used = [
+        name
+        for name, section in training
+        if section in techniques and section.on and name not in _READ.get(config.data.task, ())
+    ]
     used += [
         name for name in ("components", "param_groups", "layer_decay") if getattr(training, name)
     ]
@@ -294,23 +290,15 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
     """Yield what is different, although the losses of steps are those of the run."""
     training = config.training
     yield "Dropout draws other random numbers, so with dropout the losses agree only on average."
-    yield "Documents of a packed row become padded rows of their own, which is slower."
     yield (
         "Nothing recovers: no retries, no smaller micro-batch when memory runs out, no step back "
         "after a divergence, no checksums of checkpoints."
     )
-    yield "The validation loss of a language model is the mean over batches, not over tokens."
     saves = training.save_strategy or ("steps" if training.save_steps else "time")
     yield f"It saves at each validation; the run saves by training.save_strategy {saves}."
     if training.lr_scaling != "none":
         yield f"training.lr_scaling {training.lr_scaling} is part of the learning rate already."
-    if _KINDS[config.data.task] in ("class", "labels") and config.model.base:
-        yield (
-            "If the base model has a head for the same classes in another order, the run reorders "
-            "its rows, and the script does not."
-        )
-    if config.data.task == MULTI_LABEL and config.training.label_thresholds != "half":
-        yield "training.label_thresholds: the script fits no thresholds."
+    yield from _remarks_of_kind(config)
     if config.model.adapter.kind != "none":
         kept = "as in the run" if config.model.adapter.kind == "qlora" else "in float32"
         yield f"Adapters begin with those of the run on a CPU; frozen weights are {kept}."
@@ -328,6 +316,22 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
         yield "training.attention: Transformers chooses the attention."
     if config.training.monitor != type(config.training.monitor)():
         yield "training.monitor: nothing is measured."
+
+
+def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
+    """Yield what is different only with such rows."""
+    kind = _KINDS[config.data.task]
+    if kind == "documents":
+        yield "Documents of a packed row become padded rows of their own, which is slower."
+    if kind in ("documents", "masked"):
+        yield "The validation loss is the mean over batches, not over tokens."
+    if kind in ("classes", "label_sets") and config.model.base:
+        yield (
+            "If the base model has a head for the same classes in another order, the run reorders "
+            "its rows, and the script does not."
+        )
+    if kind == "label_sets" and config.training.label_thresholds != "half":
+        yield "training.label_thresholds: the script fits no thresholds."
 
 
 def of_run(config: RunConfig, history: History) -> TransformersRun | None:

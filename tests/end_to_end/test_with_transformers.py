@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -12,10 +13,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import TINY_LM, TINY_MODEL, TINY_RUN
-from support.training import losses_of
+from support.training import events_of, losses_of
 
 STEPS = 20
 MORE = (f"training.max_steps={STEPS}", "training.eval_steps=10", "training.save_steps=10")
@@ -40,8 +42,8 @@ TINY_BERT = tuple(
 )
 
 
-def numbered(folder):
-    """Write texts with labels, and with a number far from 0."""
+def write_inputs(folder):
+    """Write texts with labels, and with a number far from 0; pairs of answers; and a model."""
     rows = [
         {
             "text": " ".join(f"w{n * k % 997}" for k in range(7, 15 + n % 5)) + f" n{n % 7}",
@@ -51,8 +53,27 @@ def numbered(folder):
         for n in range(120)
     ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = [
+        {"prompt": f"def {name}(", "chosen": f"{inspect.signature(item)}", "rejected": "I can't."}
+        for module in (json, os, subprocess, inspect)
+        for name, item in inspect.getmembers(module, inspect.isfunction)
+    ]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    write_base(folder / "base")
 
 
+PREFERRED = (
+    *TINY_RUN,
+    "data.source=[{folder}/pairs.jsonl]",
+    "data.sequence_length=64",
+    "data.validation_share=0.2",
+    "data.test_share=0.2",
+    "model.base={folder}/base",
+    "training.dpo.beta=0.5",
+    "training.label_smoothing_factor=0.1",
+    "training.learning_rate=3e-3",
+    "training.micro_batch_size=2",
+)
 CASES = {
     "causal-lm": (
         *TINY_LM,
@@ -88,12 +109,23 @@ CASES = {
         "training.learning_rate=3e-4",
         "training.micro_batch_size=2",
     ),
+    "preference": PREFERRED,
+    "preference with adapters": (
+        *PREFERRED,
+        "model.adapter={kind: lora, rank: 4, alpha: 8, dropout: 0.0}",
+    ),
 }
-PRESETS = dict.fromkeys(("multi-label", "regression"), "sequence-classification")
+PRESETS = {
+    **dict.fromkeys(("multi-label", "regression"), "sequence-classification"),
+    "preference with adapters": "preference",
+}
+ON_TWO_RANKS = ("masked-lm", "preference with adapters")
+BY_TOKENS = ("causal-lm", "masked-lm")
+"""Cases whose validation loss is a mean over tokens. Trainer takes the mean over batches."""
 
 
 def by_transformers(folder, output, *, ranks=1):
-    """Run the script, without steadytrain in its path, and return its losses by step."""
+    """Run the script, and return its losses by step, in training and in validation."""
     script = folder / "train_with_transformers.py"
     assert "import steadytrain" not in script.read_text()
     assert "from steadytrain" not in script.read_text()
@@ -108,7 +140,14 @@ def by_transformers(folder, output, *, ranks=1):
     )
     assert done.returncode == 0, done.stderr
     state = json.loads((output / "trainer_state.json").read_text())
-    return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
+    return [
+        {entry["step"]: entry[name] for entry in state["log_history"] if name in entry}
+        for name in ("loss", "eval_loss")
+    ]
+
+
+def same(found, expected):
+    return found == {step: pytest.approx(loss, abs=1e-4) for step, loss in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -117,25 +156,28 @@ def by_transformers(folder, output, *, ranks=1):
         ("causal-lm", 1),
         pytest.param("causal-lm", 2, marks=pytest.mark.long),
         *(
-            pytest.param(case, 2 if case == "masked-lm" else 1, marks=pytest.mark.long)
+            pytest.param(case, 2 if case in ON_TWO_RANKS else 1, marks=pytest.mark.long)
             for case in list(CASES)[1:]
         ),
     ],
 )
 def test_losses_are_those_of_the_run(steadytrain, case, ranks, tmp_path):
-    numbered(tmp_path)
+    write_inputs(tmp_path)
     several = (f"compute.nproc_per_node={ranks}", "compute.device=cpu")
     fields = [item.format(folder=tmp_path) if "{folder}" in item else item for item in CASES[case]]
     done = steadytrain.train(PRESETS.get(case, case), *fields, *MORE, *several)
     (folder,) = done.runs
-    ours = losses_of(Workspace(done.output, folder.name))
-    theirs = by_transformers(folder / "transformers", tmp_path / "peer", ranks=ranks)
+    workspace = Workspace(done.output, folder.name)
+    ours = losses_of(workspace)
+    theirs, validated = by_transformers(folder / "transformers", tmp_path / "peer", ranks=ranks)
     assert list(theirs) == list(range(1, STEPS + 1)) == list(ours)
-    for step, loss in ours.items():
-        assert theirs[step] == pytest.approx(loss, abs=1e-4), step
+    assert same(theirs, ours)
+    if case not in BY_TOKENS and ranks == 1:
+        events = events_of(workspace, Validated)
+        assert same(validated, {event.step: event.metrics["loss"] for event in events})
     first, last = (sum(ours[step] for step in part) for part in (range(1, 6), range(16, 21)))
     # Four rows of these differ more from the next four than 20 steps teach.
-    assert last < 0.98 * first or case in PRESETS
+    assert last < 0.98 * first or case in ("multi-label", "regression")
     arguments = json.loads((folder / "transformers" / "training_args.json").read_text())
     assert arguments["arguments"].keys() == arguments["reasons"].keys()
     assert all(reason and "\n" not in reason for reason in arguments["reasons"].values())
@@ -173,7 +215,6 @@ def test_losses_with_adapters_are_those_of_the_run(steadytrain, tmp_path, kind):
     done = steadytrain.train("causal-lm", *fields, *MORE, "training.learning_rate=1e-2")
     (folder,) = done.runs
     ours = losses_of(Workspace(done.output, folder.name))
-    theirs = by_transformers(folder / "transformers", tmp_path / "peer")
+    theirs, _ = by_transformers(folder / "transformers", tmp_path / "peer")
     assert list(theirs) == list(range(1, STEPS + 1)) == list(ours)
-    for step, loss in ours.items():
-        assert theirs[step] == pytest.approx(loss, abs=1e-4), step
+    assert same(theirs, ours)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -29,7 +31,6 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
     [
         ("text-embedding", "training.max_steps=9", "data.task text_embedding: its loss compares"),
         ("preference", "data.task=unpaired_preference", "data.task unpaired_preference: TRL"),
-        ("preference", "training.max_steps=9", "data.task preference: TRL"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
         ("causal-lm", "training.r_drop.weight=1", "training.r_drop"),
         ("sequence-classification", "training.mixup.alpha=0.2", "training.mixup"),
@@ -41,6 +42,7 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
         ("causal-lm", "training.param_groups=[{match: embed, lr_scale: 0.5}]", "training.param_"),
         ("chat", QUANTIZED_HEAD, "model.adapter.frozen_head 8bit"),
         ("sequence-classification", "model.adapter.kind=lora", "model.adapter.kind lora"),
+        ("preference", "training.averaging.kind=ema", "training.averaging"),
         ("chat", "model.added_tokens=[<note>]", "model.added_tokens"),
     ],
 )
@@ -50,6 +52,40 @@ def test_what_trainer_cannot_do_is_refused_by_name(preset, change, field):
     content = json.loads(written[ARGUMENTS])
     assert content["script"] is None
     assert any(reason.startswith(field) for reason in content["refused"])
+
+
+SCRIPTS = [
+    ("causal-lm", "training.seed=7", "Documents"),
+    ("chat", "training.seed=7", "Documents"),
+    ("masked-lm", "training.masking.probability=0.3", "Masked"),
+    ("sequence-classification", "training.seed=7", "Classes"),
+    ("sequence-classification", "data.task=multi_label_classification", "LabelSets"),
+    ("sequence-classification", "data.task=sequence_regression", "Numbers"),
+    ("preference", "training.dpo.beta=0.5", "Pairs"),
+]
+
+
+@pytest.mark.parametrize(("preset", "change", "kind"), SCRIPTS)
+def test_script_has_all_that_it_uses(preset, change, kind, tmp_path):
+    text = files(preset, change)[SCRIPT]
+    assert text.endswith(f'if __name__ == "__main__":\n    train({kind})\n')
+    file = tmp_path / SCRIPT
+    file.write_text(text)
+    # Undefined or unused names, and imports in another order.
+    rules = ("--isolated", "--select", "F,I", "--line-length", "100")
+    line = [sys.executable, "-m", "ruff", "check", *rules, file]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "import steadytrain" not in text
+    assert "from steadytrain" not in text
+
+
+def test_values_of_the_objective_are_in_the_script():
+    for preset, change, value in (
+        ("masked-lm", "training.masking.probability=0.3", "'masking': 0.3"),
+        ("preference", "training.dpo.beta=0.5", "'beta': 0.5"),
+    ):
+        assert value in files(preset, change)[SCRIPT]
 
 
 @pytest.mark.parametrize(
