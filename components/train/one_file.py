@@ -126,9 +126,12 @@ class _File:
 
     def add(self, module: str, name: str) -> None:
         """Add a definition of a module, and all that it uses."""
+        source, needed = self.source(module), self.needed.setdefault(module, set())
+        if name not in source.definitions:
+            self.add(*source.imports[name])
+            return
         if self.owners.setdefault(name, module) != module:
             raise ValueError(f"{name} is in {module} and in {self.owners[name]}")
-        source, needed = self.source(module), self.needed.setdefault(module, set())
         if name in needed:
             return
         needed.add(name)

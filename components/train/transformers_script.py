@@ -33,14 +33,19 @@ _KINDS: Final = {
     MULTI_LABEL: "label_sets",
     "sequence_regression": "numbers",
     "preference": "pairs",
+    "text_embedding": "embeddings",
 }
 """The module in `with_transformers` that knows the rows, by task."""
-_READ: Final = {"masked_lm": ("masking",), "preference": ("dpo",)}
+_READ: Final = {
+    "masked_lm": ("masking",),
+    "preference": ("dpo",),
+    "text_embedding": ("batch_contrastive",),
+}
 """Sections of `training` that a script reads, by task."""
+_LABELS: Final = {"preference": ["targets"], "text_embedding": ["texts"]}
+"""What a loss of the script's own reads, by task."""
 _NO_SCRIPT: Final = {
     "unpaired_preference": "TRL's KTO pairs each prompt with another answer in an order of its own",
-    "text_embedding": "its loss compares all texts of a global batch, and Trainer sees one "
-    "micro-batch at a time",
     "denoising": "Trainer has no collator that draws spans as the run does",
     "multi_task": "Trainer has no model with several heads",
     "image_classification": "the script has no pixels: its rows are tokens",
@@ -187,8 +192,8 @@ def _arguments(
     if batch.gradient_checkpointing:
         reentrant = {"use_reentrant": False}
         yield "gradient_checkpointing_kwargs", (reentrant, "as steadytrain recomputes")
-    if config.data.task == "preference":
-        yield "label_names", (["targets"], "with them, Trainer computes the loss of a validation")
+    if names := _LABELS.get(config.data.task):
+        yield "label_names", (names, "with them, Trainer computes the loss of a validation")
     yield "train_sampling_strategy", ("sequential", "the script has the order of the rows")
     yield "remove_unused_columns", (False, "the collator reads all columns")
     yield "logging_nan_inf_filter", (False, "Trainer's default hides losses that are not finite")
@@ -215,6 +220,8 @@ def _of_task(config: RunConfig) -> Mapping[str, Any]:
         return {"masking": config.training.masking.probability}
     if config.data.task == "preference":
         return {"beta": config.training.dpo.beta}
+    if config.data.task == "text_embedding":
+        return {"temperature": config.training.batch_contrastive.temperature}
     if config.data.task == "sequence_regression":
         return {"label": config.data.columns.label}
     return {}

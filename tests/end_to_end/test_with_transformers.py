@@ -114,6 +114,16 @@ CASES = {
         *PREFERRED,
         "model.adapter={kind: lora, rank: 4, alpha: 8, dropout: 0.0}",
     ),
+    "text-embedding": (
+        *TINY_RUN,
+        "data.source=[package:json,package:email,package:http,package:logging]",
+        "data.validation_share=0.2",
+        "model.dropout.hidden=0",
+        "model.dropout.attention=0",
+        "training.batch_contrastive.rows=4",
+        "training.global_batch_size=8",
+        "training.label_smoothing_factor=0.1",
+    ),
 }
 PRESETS = {
     **dict.fromkeys(("multi-label", "regression"), "sequence-classification"),

@@ -272,6 +272,30 @@ def located(address: str) -> str:
     return address
 
 
+class MeanTrainer(Trainer):  # type: ignore[misc]  # transformers has no types
+    """Trainer with a loss that needs more than what the model returns: the mean over the rows.
+
+    All micro-batches have as many.
+    """
+
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        del num_items_in_batch
+        loss = self.row_losses(model, inputs).mean().float()
+        return (loss, {}) if return_outputs else loss
+
+    def row_losses(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """Return the loss of each row of a micro-batch, (rows,)."""
+        raise NotImplementedError
+
+
 class StopAt(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Ends training after a number of steps, without changing the schedule."""
 

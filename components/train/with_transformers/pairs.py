@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM
 
 from steadytrain.components.tasks.preference import without_adapters
 from steadytrain.components.techniques.base import IGNORED
@@ -18,6 +18,7 @@ from steadytrain.components.train.with_transformers.common import (
     ARGUMENTS,
     RUN,
     Kind,
+    MeanTrainer,
     documents_of,
     smoothing,
     train,
@@ -33,14 +34,11 @@ def likelihoods(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return -nats.double().sum(1)
 
 
-class ReferenceTrainer(Trainer):  # type: ignore[misc]  # transformers has no types
+class ReferenceTrainer(MeanTrainer):
     """Trainer with the model before training, which the loss compares the trained one with.
 
     With adapters, that is the trained one without them.
     """
-
-    # The mean of a micro-batch, of which all have as many pairs.
-    loss_is_scaled_for_ga = False
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -51,26 +49,18 @@ class ReferenceTrainer(Trainer):  # type: ignore[misc]  # transformers has no ty
             frozen = copy.deepcopy(self.model).requires_grad_(False)
             self.reference = frozen.to(self.args.device, kept)
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        del num_items_in_batch
-        reference = self.reference_likelihoods(model, inputs)
-        margins = reward_margins(likelihoods(model, inputs), reference, RUN["beta"])
-        loss = dpo_loss(margins, smoothing()).mean().float()
-        return (loss, {}) if return_outputs else loss
+    def row_losses(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        reference = self.reference_likelihoods(model, batch)
+        margins = reward_margins(likelihoods(model, batch), reference, RUN["beta"])
+        return dpo_loss(margins, smoothing())
 
-    def reference_likelihoods(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def reference_likelihoods(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Return the log-likelihoods by the model before training."""
         if self.reference is None:
             with without_adapters(model), eval_mode(model):
-                return likelihoods(model, inputs)
+                return likelihoods(model, batch)
         with eval_mode(self.reference):
-            return likelihoods(self.reference, inputs)
+            return likelihoods(self.reference, batch)
 
 
 class Pairs(Kind):

@@ -29,7 +29,7 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
 @pytest.mark.parametrize(
     ("preset", "change", "field"),
     [
-        ("text-embedding", "training.max_steps=9", "data.task text_embedding: its loss compares"),
+        ("text-embedding", "model.adapter.kind=lora", "model.adapter.kind lora"),
         ("preference", "data.task=unpaired_preference", "data.task unpaired_preference: TRL"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
         ("causal-lm", "training.r_drop.weight=1", "training.r_drop"),
@@ -62,6 +62,7 @@ SCRIPTS = [
     ("sequence-classification", "data.task=multi_label_classification", "LabelSets"),
     ("sequence-classification", "data.task=sequence_regression", "Numbers"),
     ("preference", "training.dpo.beta=0.5", "Pairs"),
+    ("text-embedding", "training.batch_contrastive.temperature=0.2", "Embeddings"),
 ]
 
 
@@ -84,6 +85,7 @@ def test_values_of_the_objective_are_in_the_script():
     for preset, change, value in (
         ("masked-lm", "training.masking.probability=0.3", "'masking': 0.3"),
         ("preference", "training.dpo.beta=0.5", "'beta': 0.5"),
+        ("text-embedding", "training.batch_contrastive.temperature=0.2", "'temperature': 0.2"),
     ):
         assert value in files(preset, change)[SCRIPT]
 
