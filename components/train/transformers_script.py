@@ -8,7 +8,7 @@ losses would be others, no script is written and training_args.json says why.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
@@ -24,7 +24,7 @@ from steadytrain.components.train.recovery.history import History
 
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
-_ADAPTED: Final = ("causal_lm", "supervised_finetuning", "preference")
+_ADAPTED: Final = ("causal_lm", "supervised_finetuning", "denoising", "preference")
 """Tasks whose scripts have adapters."""
 _KINDS: Final = {
     **dict.fromkeys(("causal_lm", "supervised_finetuning"), "documents"),
@@ -32,21 +32,22 @@ _KINDS: Final = {
     "sequence_classification": "classes",
     MULTI_LABEL: "label_sets",
     "sequence_regression": "numbers",
+    "denoising": "spans",
     "preference": "pairs",
     "text_embedding": "embeddings",
 }
 """The module in `with_transformers` that knows the rows, by task."""
-_READ: Final = {
-    "masked_lm": ("masking",),
-    "preference": ("dpo",),
-    "text_embedding": ("batch_contrastive",),
+_OBJECTIVES: Final = {
+    "masked_lm": "masking",
+    "denoising": "denoising",
+    "preference": "dpo",
+    "text_embedding": "batch_contrastive",
 }
-"""Sections of `training` that a script reads, by task."""
+"""The section of `training` that a script reads, by task."""
 _LABELS: Final = {"preference": ["targets"], "text_embedding": ["texts"]}
 """What a loss of the script's own reads, by task."""
 _NO_SCRIPT: Final = {
     "unpaired_preference": "TRL's KTO pairs each prompt with another answer in an order of its own",
-    "denoising": "Trainer has no collator that draws spans as the run does",
     "multi_task": "Trainer has no model with several heads",
     "image_classification": "the script has no pixels: its rows are tokens",
     "multimodal_classification": "Trainer has no model of texts, images and columns",
@@ -104,6 +105,7 @@ class TransformersRun:
         """
         arguments = dict(_arguments(config, decisions, batch, steps))
         training, data, adapter = config.training, config.data, config.model.adapter
+        objective = _OBJECTIVES.get(data.task)
         run = {
             "data": str(Workspace.of(config).record("preprocess")),
             "prepare": "steadytrain step preprocess steadytrain.yaml",
@@ -116,7 +118,8 @@ class TransformersRun:
             "dropout": _dropout(config),
             "patience": training.early_stopping_patience,
             "threshold": training.early_stopping_threshold,
-            **_of_task(config),
+            "label": data.columns.label,
+            "objective": objective and getattr(training, objective).model_dump(),
         }
         refused = list(_refused(config))
         remarks = [] if refused else list(_remarks(config, batch))
@@ -214,19 +217,6 @@ def _reason(config: RunConfig, field: str) -> str:
     return f"the default, {value}: {first[:1].lower()}{first[1:]}"
 
 
-def _of_task(config: RunConfig) -> Mapping[str, Any]:
-    """Return the values that only the scripts of the task read."""
-    if config.data.task == "masked_lm":
-        return {"masking": config.training.masking.probability}
-    if config.data.task == "preference":
-        return {"beta": config.training.dpo.beta}
-    if config.data.task == "text_embedding":
-        return {"temperature": config.training.batch_contrastive.temperature}
-    if config.data.task == "sequence_regression":
-        return {"label": config.data.columns.label}
-    return {}
-
-
 def _adapter(config: RunConfig) -> dict[str, Any] | None:
     adapter = config.model.adapter
     if adapter.kind == "none":
@@ -283,7 +273,7 @@ def _lacking(config: RunConfig) -> Iterator[str]:
     used = [
         name
         for name, section in training
-        if section in techniques and section.on and name not in _READ.get(config.data.task, ())
+        if section in techniques and section.on and name != _OBJECTIVES.get(config.data.task)
     ]
     used += [
         name for name in ("components", "param_groups", "layer_decay") if getattr(training, name)
@@ -330,7 +320,7 @@ def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
     kind = _KINDS[config.data.task]
     if kind == "documents":
         yield "Documents of a packed row become padded rows of their own, which is slower."
-    if kind in ("documents", "masked"):
+    if kind in ("documents", "masked", "spans"):
         yield "The validation loss is the mean over batches, not over tokens."
     if kind in ("classes", "label_sets") and config.model.base:
         yield (

@@ -109,6 +109,11 @@ CASES = {
         "training.learning_rate=3e-4",
         "training.micro_batch_size=2",
     ),
+    "denoising": (
+        *TINY_LM,
+        "training.denoising.noise_density=0.3",
+        "training.micro_batch_size=2",
+    ),
     "preference": PREFERRED,
     "preference with adapters": (
         *PREFERRED,
@@ -130,7 +135,7 @@ PRESETS = {
     "preference with adapters": "preference",
 }
 ON_TWO_RANKS = ("masked-lm", "preference with adapters")
-BY_TOKENS = ("causal-lm", "masked-lm")
+BY_TOKENS = ("causal-lm", "masked-lm", "denoising")
 """Cases whose validation loss is a mean over tokens. Trainer takes the mean over batches."""
 
 

@@ -202,12 +202,8 @@ LEAST: Final = 2
 """Tokens that a text needs: one to hide, and one to keep."""
 
 
-def sentinels_of(tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that can stand for a span.
-
-    Raises:
-        BadInput: there are none.
-    """
+def sentinels_in(tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that can stand for a span, which may be none."""
     names = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
     for pattern in _NAMES:
         sentinels = {
@@ -217,6 +213,17 @@ def sentinels_of(tokenizer: Any) -> tuple[int, ...]:
         }
         if sentinels:
             return tuple(sentinels[number] for number in sorted(sentinels))
+    return ()
+
+
+def sentinels_of(tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that can stand for a span.
+
+    Raises:
+        BadInput: there are none.
+    """
+    if sentinels := sentinels_in(tokenizer):
+        return sentinels
     raise BadInput(
         "the tokenizer has no sentinel tokens (such as <extra_id_0>), which data.task denoising "
         "needs",
@@ -275,7 +282,12 @@ def corruption_of(tokenizer: Any, settings: DenoisingConfig) -> SpanCorruption:
     Raises:
         BadInput: as for `sentinels_of` and `text_ends`.
     """
-    return SpanCorruption.by(settings, text_ends(tokenizer), sentinels_of(tokenizer))
+    return SpanCorruption(
+        settings.noise_density,
+        settings.mean_noise_span_length,
+        text_ends(tokenizer),
+        sentinels_of(tokenizer),
+    )
 
 
 _SPACE: Final = r"\x09-\x0d "

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from steadytrain.components.techniques.hidden_spans import DenoisingConfig
-
 Tokens = npt.NDArray[np.int64]
 
 
@@ -43,13 +41,6 @@ class SpanCorruption:
     span: float
     ends: tuple[int, int]
     sentinels: tuple[int, ...]
-
-    @classmethod
-    def by(
-        cls, settings: DenoisingConfig, ends: tuple[int, int], sentinels: tuple[int, ...]
-    ) -> SpanCorruption:
-        """Return the configured one."""
-        return cls(settings.noise_density, settings.mean_noise_span_length, ends, sentinels)
 
     def counts(self, length: int) -> tuple[int, int]:
         """Return how many of the tokens of a text are hidden, and in how many spans."""

@@ -25,7 +25,7 @@ class EmbeddingTrainer(MeanTrainer):
     """Trainer that compares each text with the counterparts of all rows of its micro-batch."""
 
     def row_losses(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        return in_batch(model, batch).losses(RUN["temperature"], smoothing())
+        return in_batch(model, batch).losses(RUN["objective"]["temperature"], smoothing())
 
 
 class Embeddings(Kind):

@@ -20,7 +20,7 @@ class Masked(Kind):
 
     @cached_property
     def masking(self) -> Masking:
-        return Masking.by(self.tokenizer, RUN["masking"])
+        return Masking.by(self.tokenizer, RUN["objective"]["probability"])
 
     def draw(self, row: dict[str, Any], *seed: int) -> dict[str, Any]:
         ids, targets = self.masking.apply(row["input_ids"], *seed)

@@ -51,7 +51,7 @@ class ReferenceTrainer(MeanTrainer):
 
     def row_losses(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         reference = self.reference_likelihoods(model, batch)
-        margins = reward_margins(likelihoods(model, batch), reference, RUN["beta"])
+        margins = reward_margins(likelihoods(model, batch), reference, RUN["objective"]["beta"])
         return dpo_loss(margins, smoothing())
 
     def reference_likelihoods(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:

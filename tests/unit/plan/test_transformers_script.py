@@ -61,6 +61,7 @@ SCRIPTS = [
     ("sequence-classification", "training.seed=7", "Classes"),
     ("sequence-classification", "data.task=multi_label_classification", "LabelSets"),
     ("sequence-classification", "data.task=sequence_regression", "Numbers"),
+    ("denoising", "training.denoising.noise_density=0.3", "Spans"),
     ("preference", "training.dpo.beta=0.5", "Pairs"),
     ("text-embedding", "training.batch_contrastive.temperature=0.2", "Embeddings"),
 ]
@@ -83,8 +84,9 @@ def test_script_has_all_that_it_uses(preset, change, kind, tmp_path):
 
 def test_values_of_the_objective_are_in_the_script():
     for preset, change, value in (
-        ("masked-lm", "training.masking.probability=0.3", "'masking': 0.3"),
+        ("masked-lm", "training.masking.probability=0.3", "'probability': 0.3"),
         ("preference", "training.dpo.beta=0.5", "'beta': 0.5"),
+        ("denoising", "training.denoising.noise_density=0.3", "'noise_density': 0.3"),
         ("text-embedding", "training.batch_contrastive.temperature=0.2", "'temperature': 0.2"),
     ):
         assert value in files(preset, change)[SCRIPT]
