@@ -64,10 +64,9 @@ def ending(run: LocalRun) -> list[str]:
     if run.succeeded:
         version = RegistrationRecord.load(workspace.record("register"))
         gate = GateRecord.load(workspace.record("gate"))
-        promoted = _promotion(workspace)
         lines += [
             f"model   {version.model_name} version {version.version} ({version.model_uri})",
-            f"gate    {promoted.reason if promoted and not promoted.champion else gate.reason}",
+            f"gate    {gate.reason}",
             f"mlflow  {_tracking(load(workspace.config), workspace, version)}",
         ]
     elif run.stopped is not None:
@@ -155,8 +154,3 @@ def _tracking(config: RunConfig, workspace: Workspace, version: RegistrationReco
         return link["mlflow_version"]
     uri = shown(resolve_uri(config, workspace))
     return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-
-
-def _promotion(workspace: Workspace) -> RegistrationRecord | None:
-    path = workspace.record("promote")
-    return RegistrationRecord.load(path) if path.is_file() else None

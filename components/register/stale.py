@@ -23,10 +23,12 @@ class StaleVersion:
 
     def __init__(self, config: RunConfig, workspace: Workspace) -> None:
         self.record = RegistrationRecord.load(workspace.record("register"))
-        promotion = workspace.record("promote")
-        self.was_champion = (
-            promotion.is_file() and RegistrationRecord.load(promotion).champion
-        ) or self.record.champion
+        path = workspace.record("promote")
+        promotion = RegistrationRecord.load(path) if path.is_file() else self.record
+        # An earlier version of this run may be the one that was promoted.
+        self.was_champion = self.record.champion or (
+            promotion.champion and promotion.version == self.record.version
+        )
         self.run_id = config.run_id
         self.registry = Registry(config, workspace)
 

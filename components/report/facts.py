@@ -124,7 +124,7 @@ def gather(workspace: Workspace, *, running: bool = False) -> Facts:
     facts.evaluation = _record(facts, "evaluate", EvaluationRecord)
     facts.gate = _record(facts, "gate", GateRecord)
     facts.registration = _record(facts, "register", RegistrationRecord)
-    facts.promotion = _record(facts, "promote", RegistrationRecord)
+    facts.promotion = _promotion(facts)
     if facts.data is not None:
         path = facts.data.path("card.json")
         facts.card = _mapping(facts, path, _text(facts, path)) or None
@@ -139,6 +139,21 @@ def _history(facts: Facts) -> History:
         return History()
     facts.unreadable += lost
     return history
+
+
+def _promotion(facts: Facts) -> RegistrationRecord | None:
+    """Return the promotion of the registered version, if the gate's decision led to it.
+
+    That of an earlier model or decision stays in the folder until the run promotes again.
+    """
+    promotion, registration = _record(facts, "promote", RegistrationRecord), facts.registration
+    if promotion is None or registration is None or facts.gate is None:
+        return promotion
+    same = (promotion.model_name, promotion.version) == (
+        registration.model_name,
+        registration.version,
+    )
+    return promotion if same and promotion.champion == facts.gate.promoted else None
 
 
 def _record(facts: Facts, step: str, kind: type[R]) -> R | None:

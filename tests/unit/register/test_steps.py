@@ -7,8 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.evaluate.step import run as evaluate
+from steadytrain.components.register.stale import StaleVersion
 from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
+from steadytrain.components.report.facts import gather
 from steadytrain.components.shared import digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.events import read_events
@@ -308,6 +310,32 @@ def test_run_that_is_trained_again_has_a_new_version(trained):
     _, record = whole(config)
     assert record.version == "2"
     assert len(models(config)) == 2, "both have a version"
+
+
+def test_promotion_of_an_earlier_model_is_not_that_of_the_next_one(trained):
+    config = trained("first", 0.9)
+    whole(config)
+    workspace = Workspace.of(config)
+    assert gather(workspace).promotion.champion
+    trained("first", 0.6)
+    gate, _ = whole(config)
+    assert not gate.promoted
+    facts = gather(workspace)
+    assert (facts.registration.version, facts.registration.champion) == ("2", False)
+    assert facts.promotion is None
+    assert not StaleVersion(config, workspace).was_champion, "the first version was"
+
+
+@pytest.mark.slow
+def test_promotion_before_another_model_won_is_not_that_of_the_next_decision(trained):
+    config = trained("first", 0.6)
+    whole(config)
+    whole(trained("second", 0.9))
+    whole(config)
+    facts = gather(Workspace.of(config))
+    assert not facts.gate.promoted
+    assert not facts.registration.champion
+    assert facts.promotion is None
 
 
 @pytest.mark.slow
