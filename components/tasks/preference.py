@@ -195,8 +195,8 @@ class UnpairedPreferenceTraining(PreferenceTraining):
         point = batch[MEASURED].clamp(min=0)
 
         def comparison(found: torch.Tensor) -> torch.Tensor:
-            margins = kto_margins(found - reference - point, batch["desirable"], kto)
-            return kto_loss(margins, batch["desirable"], kto).sum()
+            margins = kto_margins(found - reference - point, batch["desirable"], kto.beta)
+            return kto_loss(margins, batch["desirable"], kto.weights).sum()
 
         return LossSum(document_likelihoods(model, answers, comparison))
 
@@ -205,9 +205,9 @@ class UnpairedPreferenceTraining(PreferenceTraining):
         """Return sums with 0 as the reference point, so that each record counts alone."""
         answers, kto = _own(batch), self.config.training.kto
         gained = document_likelihoods(model, answers) - self._reference_likelihoods(model, answers)
-        margins = kto_margins(gained, batch["desirable"], kto)
+        margins = kto_margins(gained, batch["desirable"], kto.beta)
         return {
-            "loss": kto_loss(margins, batch["desirable"], kto).sum().item(),
+            "loss": kto_loss(margins, batch["desirable"], kto.weights).sum().item(),
             "weight": len(margins),
             "correct": (margins > 0).sum().item(),
             "margin": margins.sum().item(),

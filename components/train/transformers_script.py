@@ -24,7 +24,13 @@ from steadytrain.components.train.recovery.history import History
 
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
-_ADAPTED: Final = ("causal_lm", "supervised_finetuning", "denoising", "preference")
+_ADAPTED: Final = (
+    "causal_lm",
+    "supervised_finetuning",
+    "denoising",
+    "preference",
+    "unpaired_preference",
+)
 """Tasks whose scripts have adapters."""
 _KINDS: Final = {
     **dict.fromkeys(("causal_lm", "supervised_finetuning"), "documents"),
@@ -34,6 +40,7 @@ _KINDS: Final = {
     "sequence_regression": "numbers",
     "denoising": "spans",
     "preference": "pairs",
+    "unpaired_preference": "answers",
     "text_embedding": "embeddings",
 }
 """The module in `with_transformers` that knows the rows, by task."""
@@ -41,13 +48,16 @@ _OBJECTIVES: Final = {
     "masked_lm": "masking",
     "denoising": "denoising",
     "preference": "dpo",
+    "unpaired_preference": "kto",
     "text_embedding": "batch_contrastive",
 }
 """The section of `training` that a script reads, by task."""
-_LABELS: Final = {"preference": ["targets"], "text_embedding": ["texts"]}
+_LABELS: Final = {
+    **dict.fromkeys(("preference", "unpaired_preference"), "targets"),
+    "text_embedding": "texts",
+}
 """What a loss of the script's own reads, by task."""
 _NO_SCRIPT: Final = {
-    "unpaired_preference": "TRL's KTO pairs each prompt with another answer in an order of its own",
     "multi_task": "Trainer has no model with several heads",
     "image_classification": "the script has no pixels: its rows are tokens",
     "multimodal_classification": "Trainer has no model of texts, images and columns",
@@ -195,8 +205,8 @@ def _arguments(
     if batch.gradient_checkpointing:
         reentrant = {"use_reentrant": False}
         yield "gradient_checkpointing_kwargs", (reentrant, "as steadytrain recomputes")
-    if names := _LABELS.get(config.data.task):
-        yield "label_names", (names, "with them, Trainer computes the loss of a validation")
+    if labels := _LABELS.get(config.data.task):
+        yield "label_names", ([labels], "with them, Trainer computes the loss of a validation")
     yield "train_sampling_strategy", ("sequential", "the script has the order of the rows")
     yield "remove_unused_columns", (False, "the collator reads all columns")
     yield "logging_nan_inf_filter", (False, "Trainer's default hides losses that are not finite")

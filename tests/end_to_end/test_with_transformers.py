@@ -58,7 +58,13 @@ def write_inputs(folder):
         for module in (json, os, subprocess, inspect)
         for name, item in inspect.getmembers(module, inspect.isfunction)
     ]
+    answers = [
+        {"prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"}
+        for pair in pairs
+        for side in ("chosen", "rejected")
+    ]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, answers)))
     write_base(folder / "base")
 
 
@@ -73,6 +79,15 @@ PREFERRED = (
     "training.label_smoothing_factor=0.1",
     "training.learning_rate=3e-3",
     "training.micro_batch_size=2",
+)
+MARKED = (
+    *(
+        item
+        for item in PREFERRED
+        if not any(name in item for name in ("pairs", ".dpo", "smoothing"))
+    ),
+    "data.task=unpaired_preference",
+    "data.source=[{folder}/answers.jsonl]",
 )
 CASES = {
     "causal-lm": (
@@ -119,6 +134,11 @@ CASES = {
         *PREFERRED,
         "model.adapter={kind: lora, rank: 4, alpha: 8, dropout: 0.0}",
     ),
+    "answers": (*MARKED, "training.kto={beta: 0.5, undesirable_weight: 0.7}"),
+    "answers with adapters": (
+        *MARKED,
+        "model.adapter={kind: lora, rank: 4, alpha: 8, dropout: 0.0}",
+    ),
     "text-embedding": (
         *TINY_RUN,
         "data.source=[package:json,package:email,package:http,package:logging]",
@@ -132,9 +152,9 @@ CASES = {
 }
 PRESETS = {
     **dict.fromkeys(("multi-label", "regression"), "sequence-classification"),
-    "preference with adapters": "preference",
+    **dict.fromkeys(("preference with adapters", "answers", "answers with adapters"), "preference"),
 }
-ON_TWO_RANKS = ("masked-lm", "preference with adapters")
+ON_TWO_RANKS = ("masked-lm", "preference with adapters", "answers with adapters")
 BY_TOKENS = ("causal-lm", "masked-lm", "denoising")
 """Cases whose validation loss is a mean over tokens. Trainer takes the mean over batches."""
 

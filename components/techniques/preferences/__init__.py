@@ -50,6 +50,11 @@ class KtoConfig(ObjectiveConfig):
     def on(self) -> bool:
         return self != KtoConfig()
 
+    @property
+    def weights(self) -> tuple[float, float]:
+        """The weights of good answers and of bad ones."""
+        return self.desirable_weight, self.undesirable_weight
+
     @model_validator(mode="after")
     def _learns_something(self) -> KtoConfig:
         if not self.desirable_weight and not self.undesirable_weight:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from steadytrain.components.techniques.preferences import KtoConfig
-
 
 def reward_margins(found: torch.Tensor, reference: torch.Tensor, beta: float) -> torch.Tensor:
     """Return how much more each pair's first document is rewarded than its second, (pairs,).
@@ -35,7 +33,7 @@ def dpo_loss(margins: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
     return -right - wrong * functional.logsigmoid(-margins)
 
 
-def kto_margins(gained: torch.Tensor, desirable: torch.Tensor, kto: KtoConfig) -> torch.Tensor:
+def kto_margins(gained: torch.Tensor, desirable: torch.Tensor, beta: float) -> torch.Tensor:
     """Return how far each answer's reward is on the right side of the reference point, (answers,).
 
     Args:
@@ -43,10 +41,15 @@ def kto_margins(gained: torch.Tensor, desirable: torch.Tensor, kto: KtoConfig) -
             difference of log-likelihoods, (answers,).
         desirable: whether each is good, (answers,).
     """
-    return kto.beta * torch.where(desirable, gained, -gained)
+    return beta * torch.where(desirable, gained, -gained)
 
 
-def kto_loss(margins: torch.Tensor, desirable: torch.Tensor, kto: KtoConfig) -> torch.Tensor:
-    """Return the loss of each answer, from 0 to its weight, (answers,)."""
-    weights = torch.where(desirable, kto.desirable_weight, kto.undesirable_weight)
-    return weights * torch.sigmoid(-margins)
+def kto_loss(
+    margins: torch.Tensor, desirable: torch.Tensor, weights: tuple[float, float]
+) -> torch.Tensor:
+    """Return the loss of each answer, from 0 to its weight, (answers,).
+
+    Args:
+        weights: of good answers and of bad ones.
+    """
+    return torch.where(desirable, *weights) * torch.sigmoid(-margins)

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.mixup.mixing import PARTNER
 from steadytrain.components.techniques.order import RowOrder
 
 RUN: dict[str, Any] = {}
@@ -38,6 +39,8 @@ class Kind:
     auto: Transformers' class that loads the model.
     trainer: Trainer, or a subclass with a loss of its own.
     grouped: whether the rows of a global batch have similar lengths.
+    partnered: whether a row of training comes with the row before it in its global batch, the
+        first with the last.
     own_loss: whether `loss` takes the place of the model's own.
     scores: what Trainer computes from the predictions of a validation; None is only the loss.
     new: the weights that the base model lacked.
@@ -47,6 +50,7 @@ class Kind:
     trainer: Any = Trainer
     grouped = True
     own_loss = True
+    partnered = False
     scores: Any = None
     new: frozenset[str] = frozenset()
 
@@ -165,8 +169,11 @@ class InOrder(torch.utils.data.Dataset[dict[str, Any]]):
         batch, own = RUN["global_batch_size"], RUN["global_batch_size"] // ranks
         order = RowOrder(len(rows), ARGUMENTS["seed"], lengths, batch)
         self.rows, self.places = rows, list[tuple[int, int]]()
+        self.partners = dict[int, tuple[int, int]]()
         for first in range(0, steps * batch, batch):
             taken = [*enumerate(order.take(first, batch), first)]
+            if rows.kind.partnered:
+                self.partners |= {taken[index][0]: taken[index - 1] for index in range(batch)}
             for part in range(0, own, micro):
                 for start in range(part, batch, own):
                     self.places += taken[start : start + micro]
@@ -175,7 +182,13 @@ class InOrder(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        position, row = self.places[index]
+        position, _ = place = self.places[index]
+        row = self.drawn(*place)
+        if position in self.partners:
+            row[PARTNER] = self.drawn(*self.partners[position])
+        return row
+
+    def drawn(self, position: int, row: int) -> dict[str, Any]:
         return self.rows.drawn(row, 1, ARGUMENTS["seed"], position)
 
 

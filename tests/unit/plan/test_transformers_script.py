@@ -30,7 +30,8 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
     ("preset", "change", "field"),
     [
         ("text-embedding", "model.adapter.kind=lora", "model.adapter.kind lora"),
-        ("preference", "data.task=unpaired_preference", "data.task unpaired_preference: TRL"),
+        ("multi-task", "training.seed=7", "data.task multi_task"),
+        ("images", "training.seed=7", "data.task image_classification"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
         ("causal-lm", "training.r_drop.weight=1", "training.r_drop"),
         ("sequence-classification", "training.mixup.alpha=0.2", "training.mixup"),
@@ -63,6 +64,7 @@ SCRIPTS = [
     ("sequence-classification", "data.task=sequence_regression", "Numbers"),
     ("denoising", "training.denoising.noise_density=0.3", "Spans"),
     ("preference", "training.dpo.beta=0.5", "Pairs"),
+    ("preference", "data.task=unpaired_preference", "Answers"),
     ("text-embedding", "training.batch_contrastive.temperature=0.2", "Embeddings"),
 ]
 
