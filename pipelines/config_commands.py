@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.batch import MOST_GPUS
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
-    LARGEST_GB,
     DataSource,
+    GpuCount,
     Json,
     Overrides,
     Run,
     RunOutput,
-    at_most,
+    gigabytes,
     with_options,
 )
 
@@ -166,22 +165,12 @@ def init(
             "precision, adapter and optimizer in the file. Default: ask; with --yes, left open."
         ),
     ] = "",
-    gpu_count: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MOST_GPUS,
-            help="One or several GPUs; above 8, in nodes of 8. It sets compute.nodes and "
-            "compute.nproc_per_node. Default: ask; with --yes, the preset's.",
-        ),
-    ] = 0,
+    gpu_count: GpuCount = 0,
     gpu_memory_gb: Annotated[
         float,
-        typer.Option(
-            min=0,
-            callback=at_most(LARGEST_GB),
-            help="Memory of each GPU, such as 40 for an A100 of 40 GB. Default: ask; with --yes, "
-            "that of --gpu-type in the plan's table.",
+        gigabytes(
+            "Memory of each GPU, such as 40 for an A100 of 40 GB. Default: ask; with --yes, that "
+            "of --gpu-type in the plan's table."
         ),
     ] = 0,
     goal: Annotated[
@@ -202,11 +191,9 @@ def init(
     ] = 0,
     host_memory_gb: Annotated[
         float,
-        typer.Option(
-            min=0,
-            callback=at_most(LARGEST_GB),
-            help="Memory beside these cores. It sets compute.pods.memory. Default: ask; with "
-            "--yes, the preset's.",
+        gigabytes(
+            "Memory beside these cores. It sets compute.pods.memory. Default: ask; with --yes, "
+            "the preset's."
         ),
     ] = 0,
     overrides: Overrides = [],  # noqa: B006  typer copies it

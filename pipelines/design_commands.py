@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
+from steadytrain.components.sizing.batch import nodes_for
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
-    LARGEST_GB,
+    GpuCount,
     Json,
     Overrides,
+    Prices,
+    Provider,
     RunOutput,
     TokensPerSecond,
-    at_most,
     check_extra,
+    gigabytes,
     with_options,
 )
 
@@ -60,46 +62,23 @@ def design(
     data: Annotated[str, typer.Option(help="Your data: the first data.source.")] = "",
     data_gb: Annotated[
         float,
-        typer.Option(
-            min=0,
-            callback=at_most(LARGEST_GB),
-            help="Size of all data in GB, if the files of --data are a sample, or are not on this "
-            "machine.",
+        gigabytes(
+            "Size of all data in GB, if the files of --data are a sample, or are not on this "
+            "machine."
         ),
     ] = 0,
     gpu_type: Annotated[
         str, typer.Option(help="GPU, such as t4, v100, a100 or h100. Default: the plan chooses.")
     ] = "",
-    gpu_count: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MOST_GPUS,
-            help="Number of GPUs; above 8, in nodes of 8. Default: compute's.",
-        ),
-    ] = 0,
-    memory_gb: Annotated[
-        float,
-        typer.Option(
-            min=0, callback=at_most(LARGEST_GB), help="Host memory of each node. Default: unknown."
-        ),
-    ] = 0,
-    storage_gb: Annotated[
-        float,
-        typer.Option(
-            min=0, callback=at_most(LARGEST_GB), help="Disk space for the run. Default: unknown."
-        ),
-    ] = 0,
+    gpu_count: GpuCount = 0,
+    memory_gb: Annotated[float, gigabytes("Host memory of each node. Default: unknown.")] = 0,
+    storage_gb: Annotated[float, gigabytes("Disk space for the run. Default: unknown.")] = 0,
     budget_usd: Annotated[
         float,
         typer.Option(min=0, help="USD that training may cost. Default: compute.budget_usd."),
     ] = 0,
-    prices: Annotated[
-        Path | None, typer.Option(help="YAML file with your own prices, as for `plan`.")
-    ] = None,
-    provider: Annotated[
-        str, typer.Option(help="Provider whose list prices to use, as for `plan`.")
-    ] = "",
+    prices: Prices = None,
+    provider: Provider = "",
     tokens_per_second: TokensPerSecond = 0,
     write: Annotated[
         Path | None,

@@ -199,29 +199,30 @@ def check_tools(config: RunConfig) -> None:
     Raises:
         ConfigError: with what is missing.
     """
-    if missing := _missing_for_disk(config):
+    if problem := _disk_problem(config):
+        raise ConfigError([problem])
+
+
+def _disk_problem(config: RunConfig) -> Problem | None:
+    if config.compute.offload == DISK and _trains_here(config) and (missing := missing_for_disk()):
         message = f"this machine lacks {', '.join(missing)}, and DeepSpeed compiles what it needs"
-        raise ConfigError([Problem("compute.offload", repr(DISK), message, DISK_REMEDY)])
+        return Problem("compute.offload", repr(DISK), message, DISK_REMEDY)
+    return None
 
 
-def _missing_for_disk(config: RunConfig) -> list[str]:
-    here = config.compute.launcher not in ("trainjob", "pytorchjob")
-    return missing_for_disk() if config.compute.offload == DISK and here else []
+def _trains_here(config: RunConfig) -> bool:
+    return config.compute.launcher not in ("trainjob", "pytorchjob")
 
 
 def here(config: RunConfig) -> Iterator[str]:
     """Yield what this machine lacks for the kernels that the run would compile here."""
-    missing = missing_tools()
-    if config.training.torch_compile and config.compute.launcher != "trainjob" and missing:
+    if config.training.torch_compile and _trains_here(config) and (missing := missing_tools()):
         yield (
             f"training.torch_compile: this machine lacks {', '.join(missing)}; if the run trains "
             f"here, it continues without compiling. To compile, {REMEDY}"
         )
-    if missing := _missing_for_disk(config):
-        yield (
-            f"compute.offload = {DISK!r}: this machine lacks {', '.join(missing)}; if the run "
-            f"trains here, it is refused. {DISK_REMEDY}"
-        )
+    if problem := _disk_problem(config):
+        yield f"if the run trains here, it is refused: {problem}"
 
 
 def anywhere(config: RunConfig) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
+from steadytrain.components.sizing.batch import MOST_GPUS
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -90,6 +91,34 @@ def at_most(largest: float) -> Callable[[float], float]:
     return check
 
 
+def gigabytes(text: str) -> Any:
+    """Return an option for a number of GB, with the text as its help."""
+    return typer.Option(min=0, callback=at_most(LARGEST_GB), help=text)
+
+
+GpuCount = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=MOST_GPUS,
+        help="One or several GPUs; above 8, in nodes of 8. It sets compute.nodes and "
+        "compute.nproc_per_node. Default: those of the configuration; `init` asks on a terminal.",
+    ),
+]
+Prices = Annotated[
+    Path | None,
+    typer.Option(
+        help="YAML file with your own prices, such as `H100: {usd_per_hour: 8, "
+        "spot_usd_per_hour: 3}`. It replaces all built-in prices."
+    ),
+]
+Provider = Annotated[
+    str,
+    typer.Option(
+        help="Provider whose list prices to use: aws, gcp, azure, lambda, runpod or modal. "
+        "The plan says when they were checked. GPUs without a price there are not compared."
+    ),
+]
 TokensPerSecond = Annotated[
     float,
     typer.Option(

@@ -11,15 +11,16 @@ import typer
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
-    LARGEST_GB,
     DataSource,
     Json,
     Overrides,
+    Prices,
+    Provider,
     Run,
     RunOutput,
     TokensPerSecond,
-    at_most,
     check_extra,
+    gigabytes,
     with_options,
 )
 
@@ -56,27 +57,13 @@ def plan(
     ] = False,
     host_memory_gb: Annotated[
         float,
-        typer.Option(
-            min=0,
-            callback=at_most(LARGEST_GB),
-            help="Host memory of each node in GB, for offloading. Default: the cluster's with "
-            "--cluster, this machine's if the plan is for its own GPU, otherwise unknown.",
+        gigabytes(
+            "Host memory of each node in GB, for offloading. Default: the cluster's with "
+            "--cluster, this machine's if the plan is for its own GPU, otherwise unknown."
         ),
     ] = 0,
-    prices: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file with your own prices, such as `H100: {usd_per_hour: 8, "
-            "spot_usd_per_hour: 3}`. It replaces all built-in prices."
-        ),
-    ] = None,
-    provider: Annotated[
-        str,
-        typer.Option(
-            help="Provider whose list prices to use: aws, gcp, azure, lambda, runpod or modal. "
-            "The plan says when they were checked. GPUs without a price there are not compared."
-        ),
-    ] = "",
+    prices: Prices = None,
+    provider: Provider = "",
     tokens_per_second: TokensPerSecond = 0,
     write: Annotated[
         Path | None,

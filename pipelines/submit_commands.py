@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from steadytrain.pipelines.server.triggers import Answer, Trigger
 
 
+Experiment = Annotated[str, typer.Option(help="KFP experiment. Default: `tracking.experiment`.")]
+
+
 def submit(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
@@ -44,9 +47,7 @@ def submit(
     pipeline: Pipeline = "finetune",
     host: Host = "",
     namespace: Namespace = "",
-    experiment: Annotated[
-        str, typer.Option(help="KFP experiment. Default: `tracking.experiment`.")
-    ] = "",
+    experiment: Experiment = "",
     pipeline_root: Annotated[
         str, typer.Option(help="Where KFP stores artifacts. Default: the server's setting.")
     ] = "",
@@ -255,7 +256,6 @@ State = Annotated[
         "`triggers` in the configuration's output."
     ),
 ]
-Experiment = Annotated[str, typer.Option(help="KFP experiment. Default: `tracking.experiment`.")]
 
 
 def trigger(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +18,9 @@ from steadytrain.components.images import networks
 from steadytrain.components.images.encoder import PIXELS
 from steadytrain.components.images.predictor import SETTINGS
 from steadytrain.components.images.training import image_scale, scaled
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
 from steadytrain.components.tasks.packaging import never_wrapped, save_model
@@ -38,11 +37,8 @@ _PREPARATION: Final = ("size", "color", "resize", "interpolation")
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
 
 
-class ImageScorer:
+class ImageScorer(Part):
     """Scores predicted classes."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, settings = components["model"].eval(), components["settings"]
@@ -71,9 +67,6 @@ class ImageScorer:
 
 class ImagePackager(ServedPackager):
     """Exports a model with its preparation and the code for both, and logs it to MLflow."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         given = self.config.model.export_dtype
@@ -133,19 +126,9 @@ class ImagePackager(ServedPackager):
                 remedy="train it again, or restore the folder",
             ) from error
         note_dtype(model, folder)
-        self._check(settings)
-        return {"model": model, "settings": settings}
-
-    def _check(self, settings: dict[str, Any]) -> None:
         self.check_labels(settings["labels"])
-        for name in _PREPARATION:
-            if settings[name] != getattr(self.config.data.images, name):
-                raise BadInput(
-                    f"the model reads images with data.images.{name} {settings[name]!r}, and the "
-                    f"data have {getattr(self.config.data.images, name)!r}",
-                    remedy=f"set data.images.{name} to {settings[name]!r}, or register under "
-                    "another name",
-                )
+        check_preparation(settings, self.config.data.images)
+        return {"model": model, "settings": settings}
 
     @staticmethod
     def _timm(folder: Path) -> list[str]:
@@ -160,14 +143,15 @@ class ImagePackager(ServedPackager):
         from mlflow.types import ColSpec
 
         images = self.config.data.images
-        first: list[Any] = records.slice(0, _EXAMPLES).column(PIXELS).to_pylist()
+        stored: list[Any] = records.slice(0, _EXAMPLES).column(PIXELS).to_pylist()
+        first = [np.frombuffer(one, np.uint8) for one in stored]
         shape = (images.size, images.size, images.channels)
         return self.log_folder(
             folder,
             served=Path(__file__).with_name("served.py"),
             name=name,
             inputs=[ColSpec("binary", "image")],
-            example=pd.DataFrame({"image": [_png(one, shape) for one in first]}),
+            example=pd.DataFrame({"image": [png(one.reshape(shape)) for one in first]}),
             metadata=metadata,
             packages=[*_NEEDED, *self._timm(folder)],
         )
@@ -177,8 +161,21 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
 
 
-def _png(pixels: bytes, shape: tuple[int, int, int]) -> bytes:
+def check_preparation(settings: Mapping[str, Any], images: ImagesConfig) -> None:
+    """Raise BadInput if a model prepares images in another way than the data."""
+    for name in _PREPARATION:
+        wanted = getattr(images, name)
+        if settings[name] != wanted:
+            raise BadInput(
+                f"the model reads images with data.images.{name} {settings[name]!r}, and the data "
+                f"have {wanted!r}",
+                remedy=f"set data.images.{name} to {settings[name]!r}, or register under another "
+                "name",
+            )
+
+
+def png(pixels: Any) -> bytes:
+    """Return an image, (height, width, channels), as a file."""
     content = io.BytesIO()
-    array = np.frombuffer(pixels, np.uint8).reshape(shape)
-    Image.fromarray(array if shape[2] > 1 else array[..., 0]).save(content, "PNG")
+    Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[..., 0]).save(content, "PNG")
     return content.getvalue()

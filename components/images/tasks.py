@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from steadytrain.components.images.encoder import ImageEncoder
-from steadytrain.components.tasks.base import Task, late
+from steadytrain.components.tasks.base import Task, field_names, late
 from steadytrain.components.tasks.built_in import class_metrics, tested_class_metrics
 
 _PARTS: Final = "steadytrain.components.images"
 
-_READS: Final = frozenset(
-    f"{section}.{field}"
-    for section, fields in {
+_READS: Final = field_names(
+    {
         "model": "framework base revision trust_remote_code config dropout export_dtype",
         "data": "task source validation_source test_source splits format csv exclude columns "
         "labels images max_record_bytes max_bad_share validation_share test_share split_salt",
         "data.columns": "image label group slice",
-    }.items()
-    for field in fields.split()
+    }
 )
 
 IMAGE_CLASSIFICATION: Final = Task(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +18,11 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.criterion import Criterion, Mixed, class_metrics, class_sums
+from steadytrain.components.tasks.criterion import ClassTraining, Mixed
 from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.text import class_names, fit_head
 from steadytrain.components.techniques.image_augmentation.changes import augmented
 from steadytrain.components.techniques.mixup.mixing import CENTER, PARTNER, SHARE, mixed_images
-from steadytrain.components.techniques.rare_classes.weights import class_weights
 from steadytrain.components.techniques.text_augmentation.changes import generator_of
 
 _BATCH_NORM: Final = (
@@ -33,23 +31,27 @@ _BATCH_NORM: Final = (
 )
 
 
-class ImageClassification:
+class ImageTraining(ClassTraining):
+    """Training of a model that reads images, alone or with other columns."""
+
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
+        return [_BATCH_NORM] * normalized
+
+    def cost(self, row: Row) -> int:
+        del row
+        return 1
+
+
+class ImageClassification(ImageTraining):
     """Predict the class of each image."""
 
     task = "image_classification"
-    metric = "loss"
-    greater_is_better = False
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
+        super().__init__(config, data)
         self.images = config.data.images
         self.remarks: list[str] = []
-
-    @cached_property
-    def criterion(self) -> Criterion:
-        training, counts = self.config.training, partial(class_counts, self.data)
-        weights = class_weights(training.class_weights, self.data.labels, counts)
-        return Criterion.of(training, weights)
 
     @cached_property
     def scale(self) -> tuple[list[float], list[float]]:
@@ -89,12 +91,7 @@ class ImageClassification:
         return model  # type: ignore[no-any-return]
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
-        normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
-        return [*self.remarks, *[_BATCH_NORM] * normalized]
-
-    def cost(self, row: Row) -> int:
-        del row
-        return 1
+        return [*self.remarks, *super().ready(model)]
 
     def draw(self, row: Row, position: int, *, training: bool) -> Row:
         settings = self.config.training.image_augmentation
@@ -123,22 +120,13 @@ class ImageClassification:
             }
         return {PIXELS: _channels_first(pixels), **batch}
 
-    def weight(self, batch: Batch) -> int:
-        return len(batch["targets"])
-
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         mixed = None
         if "partners" in batch:
             mixed = Mixed(batch["partner_targets"], batch["shares"])
-        return LossSum(self.criterion(self._logits(model, batch), batch["targets"], mixed))
+        return LossSum(self.criterion(self.logits(model, batch), batch["targets"], mixed))
 
-    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        return class_sums(self._logits(model, batch), batch["targets"])
-
-    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return class_metrics(sums)
-
-    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
+    def logits(self, model: Any, batch: Batch) -> torch.Tensor:
         values = scaled(batch[PIXELS], self.scale)
         if "partners" in batch:
             share = batch["pixel_shares"].view(-1, 1, 1, 1)

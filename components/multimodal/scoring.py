@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image
 
 from steadytrain.components.images import pixels
 from steadytrain.components.images.encoder import PIXELS
+from steadytrain.components.images.scoring import check_preparation, png
 from steadytrain.components.multimodal import fused
 from steadytrain.components.multimodal.encoder import IMAGES
 from steadytrain.components.multimodal.training import MultimodalClassification
@@ -25,7 +24,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as table
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import plain_number
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.classification import (
     class_scores,
@@ -39,11 +38,8 @@ _CODE: Final = {"model.py": fused, "table.py": table, "pixels.py": pixels}
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
 
 
-class MultimodalScorer:
+class MultimodalScorer(Part):
     """Scores predicted classes."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, inputs = components["model"].eval(), components["inputs"]
@@ -78,9 +74,6 @@ def _pixels(config: RunConfig, data: DataRecord, records: pa.Table) -> list[list
 class MultimodalPackager(ServedPackager):
     """Exports a model with its preparation and the code for both, and logs it to MLflow."""
 
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
-
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         from safetensors.torch import save_file
 
@@ -110,27 +103,18 @@ class MultimodalPackager(ServedPackager):
         """
         try:
             model, inputs = fused.read(folder.absolute(), table, pixels)
-            # Older models do not name it.
-            (inputs.settings["image"] or {}).setdefault("interpolation", "bilinear")
+            if image := inputs.settings["image"]:
+                # Older models do not name it.
+                image.setdefault("interpolation", "bilinear")
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BadInput(
                 f"{folder} has no model of texts and images that can be read: {error}",
                 remedy="train it again, or restore the folder",
             ) from error
         self.check_labels(inputs.settings["labels"])
-        self._check(inputs.settings["image"] or {})
+        if image:
+            check_preparation(image, self.config.data.images)
         return {"model": model, "inputs": inputs}
-
-    def _check(self, image: dict[str, Any]) -> None:
-        for name in ("size", "color", "resize", "interpolation"):
-            wanted = getattr(self.config.data.images, name)
-            if image.get(name, wanted) != wanted:
-                raise BadInput(
-                    f"the model reads images with data.images.{name} {image[name]!r}, and the "
-                    f"data have {wanted!r}",
-                    remedy=f"set data.images.{name} to {image[name]!r}, or register under another "
-                    "name",
-                )
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
@@ -160,7 +144,7 @@ class MultimodalPackager(ServedPackager):
         for place, column in enumerate(loaded.pictures):
             inputs.append(ColSpec("binary", column, required=False))
             example[column] = [
-                None if each[place] is None else _png(each[place]) for each in pictures
+                None if each[place] is None else png(each[place]) for each in pictures
             ]
         return self.log_folder(
             folder,
@@ -170,9 +154,3 @@ class MultimodalPackager(ServedPackager):
             metadata=metadata,
             packages=_NEEDED,
         )
-
-
-def _png(array: Any) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(array if array.shape[2] > 1 else array[..., 0]).save(content, "PNG")
-    return content.getvalue()

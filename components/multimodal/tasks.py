@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from steadytrain.components.multimodal.encoder import MultimodalEncoder
-from steadytrain.components.tasks.base import Task, late
+from steadytrain.components.tasks.base import Task, field_names, late
 from steadytrain.components.tasks.built_in import class_metrics, tested_class_metrics
 
 _PARTS: Final = "steadytrain.components.multimodal"
 
-_READS: Final = frozenset(
-    f"{section}.{field}"
-    for section, fields in {
+_READS: Final = field_names(
+    {
         "model": "framework base revision config tokenizer vocab_size dropout fusion",
         "data": "task source validation_source test_source splits format csv exclude columns "
         "target features allow_leaks labels images sequence_length near_duplicate_threshold "
         "max_record_bytes max_bad_share validation_share test_share split_salt",
         "data.columns": "text image group slice",
-    }.items()
-    for field in fields.split()
+    }
 )
 
 MULTIMODAL_CLASSIFICATION: Final = Task(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from steadytrain.components.images import networks, pixels
 from steadytrain.components.images.encoder import PIXELS, Images
+from steadytrain.components.images.training import ImageTraining
 from steadytrain.components.multimodal.encoder import IMAGES, pixels_by_column, read_schema
 from steadytrain.components.multimodal.fused import Fused, Inputs, learns_pooler, output_size
 from steadytrain.components.shared.config import RunConfig
@@ -23,35 +23,20 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as table
 from steadytrain.components.tabular.encoder import FEATURES, parsed
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.criterion import Criterion, class_metrics, class_sums
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.scoring.table import class_counts, read_batches
+from steadytrain.components.tasks.scoring.table import read_batches
 from steadytrain.components.techniques.contrastive_texts.loss import without_pooler
-from steadytrain.components.techniques.rare_classes.weights import class_weights
-
-_BATCH_NORM: Final = (
-    "the encoder of images has batch normalization, so a smaller micro-batch, also where memory "
-    "runs out, changes what it learns; convnext and vit learn the same"
-)
 
 
-class MultimodalClassification:
+class MultimodalClassification(ImageTraining):
     """Predict the class of each record."""
 
     task = "multimodal_classification"
-    metric = "loss"
-    greater_is_better = False
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
+        super().__init__(config, data)
         self.schema = read_schema(data)
-
-    @cached_property
-    def criterion(self) -> Criterion:
-        training, counts = self.config.training, partial(class_counts, self.data)
-        weights = class_weights(training.class_weights, self.data.labels, counts)
-        return Criterion.of(training, weights)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -216,10 +201,9 @@ class MultimodalClassification:
         return without_pooler(model) if learns_pooler(model) else model
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
-        normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
         read, images = self._read, self.config.data.images
         remarks = networks.differences(read, images, "model.fusion.image_base") if read else ()
-        return [*remarks, *[_BATCH_NORM] * normalized]
+        return [*remarks, *super().ready(model)]
 
     @cached_property
     def _read(self) -> networks.Read | None:
@@ -244,10 +228,6 @@ class MultimodalClassification:
             )
         return found.mean, found.deviation
 
-    def cost(self, row: Row) -> int:
-        del row
-        return 1
-
     def collate(self, rows: Sequence[Row]) -> Batch:
         records = [json.loads(row[FEATURES]) for row in rows]
         images = [self.pixels_of(row[IMAGES], row[PIXELS]) for row in rows]
@@ -270,14 +250,9 @@ class MultimodalClassification:
             for name in self.schema.pictures
         ]
 
-    def weight(self, batch: Batch) -> int:
-        return len(batch["targets"])
-
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(self.criterion(model(batch).float(), batch["targets"]))
+        return LossSum(self.criterion(self.logits(model, batch), batch["targets"]))
 
-    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        return class_sums(model(batch).float(), batch["targets"])
-
-    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return class_metrics(sums)
+    def logits(self, model: Any, batch: Batch) -> torch.Tensor:
+        result: torch.Tensor = model(batch).float()
+        return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Unpack, cast
 
@@ -13,9 +13,8 @@ from pydantic import BaseModel, Field
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
-from steadytrain.components.shared.events.histograms import Histogram, histograms
-from steadytrain.components.shared.events.types import LayersCounted
-from steadytrain.components.shared.tracking.batches import Curved, points
+from steadytrain.components.shared.events.histograms import Histogram
+from steadytrain.components.shared.tracking.batches import Shown, shown_at
 from steadytrain.components.shared.tracking.notes import (
     BATCH_EVENTS,
     by_attempt,
@@ -32,9 +31,6 @@ FOLDER: Final = "tensorboard"
 _NOTE = "tensorboard"
 _FILE = "events.out.tfevents.steadytrain"
 _Size = Annotated[int, Field(ge=0)]
-
-
-_Shown = Curved | LayersCounted
 
 
 class _Written(BaseModel):
@@ -79,7 +75,7 @@ class TensorBoardDelivery:
             if not events:
                 return False
             self._cut(before.sizes)
-            ours = [cast(_Shown, event) for event in events]
+            ours = [cast(Shown, event) for event in events]
             sizes = dict(before.sizes)
             for attempt, group in by_attempt(ours):
                 name = f"attempt-{attempt}"
@@ -105,11 +101,6 @@ class TensorBoardDelivery:
 class TensorBoardSink(PullSink):
     """Writes training events for TensorBoard, including those that an earlier sink did not write.
 
-    Args:
-        config: the run's configuration.
-        workspace: the run's workspace.
-        timing: as for `PullSink`.
-
     Raises:
         BadInput: TensorBoard is not installed.
     """
@@ -126,10 +117,10 @@ class TensorBoardSink(PullSink):
 
 
 def _has_points(event: Event) -> bool:
-    return isinstance(event, _Shown)
+    return isinstance(event, Shown)
 
 
-def _append(path: Path, events: Iterable[_Shown]) -> int:
+def _append(path: Path, events: Iterable[Shown]) -> int:
     """Append events to a file. Return its length."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -143,7 +134,7 @@ def _append(path: Path, events: Iterable[_Shown]) -> int:
         for event in events:
             values = [
                 summary_pb2.Summary.Value(tag=name, **_value(shown))
-                for name, shown in _named(event)
+                for name, shown in shown_at(event)
             ]
             summary = summary_pb2.Summary(value=values)
             record = event_pb2.Event(wall_time=event.time, step=event.step, summary=summary)
@@ -152,10 +143,6 @@ def _append(path: Path, events: Iterable[_Shown]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
-
-
-def _named(event: _Shown) -> Iterator[tuple[str, float | Histogram]]:
-    yield from histograms(event) if isinstance(event, LayersCounted) else points(event)
 
 
 def _value(shown: float | Histogram) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
-from steadytrain.components.shared.events.histograms import histograms
+from steadytrain.components.shared.events.histograms import Histogram
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     LayersCounted,
@@ -26,7 +26,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.tracking.batches import Curved, flatten, points
+from steadytrain.components.shared.tracking.batches import Shown, flatten, shown_at
 from steadytrain.components.shared.tracking.notes import Spool, by_attempt, identity
 from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming, check_package
 from steadytrain.components.shared.workspace import Workspace
@@ -34,7 +34,7 @@ from steadytrain.components.shared.workspace import Workspace
 FOLDER: Final = "wandb"
 """In the run's folder. `wandb sync <output>/runs/<run>/wandb/*/wandb/*-run-*` uploads it."""
 
-_Tracked = Curved | LayersCounted | AttemptEnded
+_Tracked = Shown | AttemptEnded
 _ORDER = (LayersCounted, NoiseScaleMeasured, TrainingStep, Validated)
 """Events with points, as they follow each other at a step."""
 
@@ -130,20 +130,12 @@ class WandbDelivery:
 class WandbSink(PullSink):
     """Sends training events to Weights & Biases, including those that an earlier sink did not send.
 
-    Args:
-        config: the run's configuration.
-        workspace: the run's workspace.
-        timing: as for `PullSink`.
-
     Raises:
         BadInput: wandb is not installed.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        workspace: Workspace,
-        **timing: Unpack[SinkTiming],
+        self, config: RunConfig, workspace: Workspace, **timing: Unpack[SinkTiming]
     ) -> None:
         check_package("wandb")
         delivery = WandbDelivery(config, workspace)
@@ -168,20 +160,18 @@ def _log(run: Any, events: Iterable[_Tracked]) -> bool:
             return True
         # Their numbers must increase, and a step can have one event of each type.
         number = len(_ORDER) * event.step + _ORDER.index(type(event))
-        run.log({**_logged(event), "step": event.step}, step=number)
+        values = {name: _value(shown) for name, shown in shown_at(event)}
+        run.log({**values, "step": event.step}, step=number)
     return False
 
 
-def _logged(event: Curved | LayersCounted) -> dict[str, Any]:
-    if not isinstance(event, LayersCounted):
-        return dict(points(event))
+def _value(shown: float | Histogram) -> Any:
+    if not isinstance(shown, Histogram):
+        return shown
     import numpy as np
     import wandb
 
-    return {
-        name: wandb.Histogram(np_histogram=(np.array(shown.counts), np.array(shown.edges)))
-        for name, shown in histograms(event)
-    }
+    return wandb.Histogram(np_histogram=(np.array(shown.counts), np.array(shown.edges)))
 
 
 def _is_end(event: Event) -> bool:

@@ -11,8 +11,8 @@ import binascii
 import contextlib
 import hmac
 import json
-import math
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import uvicorn
 from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -31,8 +30,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from steadytrain.components.predict.model import Input, ServedModel
+from steadytrain.components.shared import web_server
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.web_server import BACKLOG, Connection, host_name
+from steadytrain.components.shared.web_server import host_name
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 Answers = list[dict[str, Any] | Defect]
@@ -227,7 +227,7 @@ class _Service:
         self.model, self.limits, self.metrics = model, limits, _Metrics()
         self.batching = Batching(model, limits.batch_size, self.metrics.batch)
         self.metrics.waiting.set_function(lambda: self.batching.waiting)
-        self.stopping = False
+        self.stopping = threading.Event()
 
     def health(self) -> Response:
         return _json({"status": "ok"})
@@ -235,7 +235,7 @@ class _Service:
     def ready(self) -> Response:
         """Answer 503 while the service stops, or while the model hangs."""
         since = self.batching.busy_since
-        if self.stopping:
+        if self.stopping.is_set():
             return _json({"status": "stopping"}, 503)
         if since is not None and time.monotonic() - since > self.limits.seconds:
             return _json(
@@ -521,28 +521,6 @@ def check_origin(origin: str) -> None:
 
 
 def serve(app: FastAPI, listener: socket.socket, limits: Limits) -> None:
-    """Serve until SIGINT or SIGTERM. What has arrived by then is answered."""
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        backlog=BACKLOG,
-        access_log=False,
-        # Every invalid request is a warning, and anyone may send them.
-        log_level="error",
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=math.ceil(limits.seconds),
-    )
-    _Server(config, app).run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """Is no longer ready once it is asked to stop."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
-        self._service: _Service = app.state.service
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        self._service.stopping = True
-        super().handle_exit(sig, frame)
+    """Serve until SIGINT or SIGTERM, from which on it is no longer ready."""
+    service: _Service = app.state.service
+    web_server.serve(app, listener, stopping=service.stopping.set, seconds=limits.seconds)

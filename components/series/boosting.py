@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from steadytrain.components.series import model as exported
-from steadytrain.components.series.errors import Value, errors, histories_of, read_values
-from steadytrain.components.series.learner import MODULE, described, repeating_dates
+from steadytrain.components.series.errors import Value, histories_of, read_values
+from steadytrain.components.series.learner import (
+    SeriesLearner,
+    described,
+    export_with_code,
+    repeating_dates,
+)
 from steadytrain.components.series.model import (
     DATE_FEATURES,
     LEVEL,
@@ -48,7 +51,7 @@ _ORIGINS: Final = 12
 """Forecasts of the validation side from which intervals are measured."""
 
 
-class BoostingLearner:
+class BoostingLearner(SeriesLearner):
     """A step adds `model.config.rounds_per_step` trees to those before it.
 
     They learn the next value of each series. Forecasts use them again and again: what is forecast
@@ -62,11 +65,7 @@ class BoostingLearner:
     raw: what all trees add up to: (rows, 1).
     """
 
-    learns_all = True
-    metric = "loss"
-    greater_is_better = False
     libraries = ("mlforecast", "lightgbm", "pandas")
-    parameters = 0
     parts: list[bytes]
     raw: Array
 
@@ -122,19 +121,6 @@ class BoostingLearner:
         self.parameters += leaves
         self.raw = self.raw + more
 
-    def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
-        del rows
-        self._merge()
-        measured = errors(self.model, self.past, self.held_out)
-        return {
-            "loss": float(measured["scaled_error"].mean()),
-            "rmse": float(np.sqrt(measured["squared_error"].mean())),
-            "mae": float(measured["absolute_error"].mean()),
-        }
-
-    def _merge(self) -> None:
-        self.model.trees = merged([part.decode() for part in self.parts]).model_to_string()
-
     def state(self) -> State:
         sizes = np.array([len(part) for part in self.parts], np.int64)
         return {"trees": np.frombuffer(b"".join(self.parts), np.uint8).copy(), "sizes": sizes}
@@ -147,15 +133,13 @@ class BoostingLearner:
             self._add(state["trees"][start:end].tobytes())
 
     def learned_model(self) -> TreesModel:
-        """Return what has been learned so far."""
-        self._merge()
+        self.model.trees = merged([part.decode() for part in self.parts]).model_to_string()
         return self.model
 
     def export(self, folder: Path) -> None:
-        self._merge()
-        self.model.widths = interval_widths(self.model, self.past, self.held_out)
-        self.model.save(folder)
-        shutil.copyfile(exported.__file__, folder / MODULE)
+        model = self.learned_model()
+        model.widths = interval_widths(model, self.past, self.held_out)
+        export_with_code(model, folder)
 
 
 def interval_widths(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
-from steadytrain.components.series import model as exported
 from steadytrain.components.series.boosting import interval_widths
 from steadytrain.components.series.errors import read_values
-from steadytrain.components.series.learner import MODULE, described
+from steadytrain.components.series.learner import described, export_with_code
 from steadytrain.components.series.model import Calendar, EnsembleModel, SeriesModel
 from steadytrain.components.train.framework.ensemble import ENSEMBLE, EnsembleLearner
 
@@ -50,5 +48,4 @@ class SeriesEnsembleLearner(EnsembleLearner):
         calendar: Calendar = model.calendar
         past, held_out = (read_values(self.data, calendar, it) for it in ("train", "validation"))
         model.widths = interval_widths(model, past, held_out)
-        model.save(folder)
-        shutil.copyfile(exported.__file__, folder / MODULE)
+        export_with_code(model, folder)

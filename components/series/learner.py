@@ -32,17 +32,49 @@ MODEL_TYPES: Final = ("auto_arima", "auto_ets", "auto_theta", "seasonal_naive")
 _ETS_SEASON: Final = 24
 
 
-class StatisticalLearner:
-    """One step fits all series. They are fitted again to the history of each forecast.
+def export_with_code(model: SeriesModel, folder: Path) -> None:
+    """Write a model, with the file that can load it."""
+    model.save(folder)
+    shutil.copyfile(exported.__file__, folder / MODULE)
 
-    The loss is the mean absolute scaled error: of a step, that of the last times of the training
-    side from those before; on the validation side, that of its times from the training side.
+
+class SeriesLearner:
+    """A learner that reads all series at once: its validation and its export.
+
+    past, held_out: values of the training and of the validation side.
     """
 
     learns_all = True
     metric = "loss"
     greater_is_better = False
     parameters = 0
+    past: Sequence[Value]
+    held_out: Sequence[Value]
+
+    def learned_model(self) -> SeriesModel:
+        """Return what has been learned so far."""
+        raise NotImplementedError
+
+    def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
+        del rows
+        measured = errors(self.learned_model(), self.past, self.held_out)
+        return {
+            "loss": float(measured["scaled_error"].mean()),
+            "rmse": float(np.sqrt(measured["squared_error"].mean())),
+            "mae": float(measured["absolute_error"].mean()),
+        }
+
+    def export(self, folder: Path) -> None:
+        export_with_code(self.learned_model(), folder)
+
+
+class StatisticalLearner(SeriesLearner):
+    """One step fits all series. They are fitted again to the history of each forecast.
+
+    The loss is the mean absolute scaled error: of a step, that of the last times of the training
+    side from those before; on the validation side, that of its times from the training side.
+    """
+
     libraries = ("statsforecast.models",)
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -125,15 +157,6 @@ class StatisticalLearner:
         finite = measured[np.isfinite(measured)]
         return float(finite.mean()) if len(finite) else 0.0
 
-    def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
-        del rows
-        measured = errors(self.model, self.past, self.held_out)
-        return {
-            "loss": float(measured["scaled_error"].mean()),
-            "rmse": float(np.sqrt(measured["squared_error"].mean())),
-            "mae": float(measured["absolute_error"].mean()),
-        }
-
     def state(self) -> State:
         return {}
 
@@ -141,12 +164,7 @@ class StatisticalLearner:
         del state
 
     def learned_model(self) -> SeriesModel:
-        """Return what has been learned so far."""
         return self.model
-
-    def export(self, folder: Path) -> None:
-        self.model.save(folder)
-        shutil.copyfile(exported.__file__, folder / MODULE)
 
 
 def repeating_dates(calendar: Calendar) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,27 +9,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.series import model as exported
 from steadytrain.components.series.encoder import NAME, TIME
 from steadytrain.components.series.errors import errors, read_values, values_in
-from steadytrain.components.series.learner import MODULE, new_model
+from steadytrain.components.series.learner import export_with_code, new_model
 from steadytrain.components.series.model import FORECASTS, QUANTILES, SeriesModel, load
-from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.scoring.table import score_table
 from steadytrain.components.tasks.served import ServedPackager
 
 
-class SeriesScorer:
+class SeriesScorer(Part):
     """Scores forecasts of the test side from the training and validation sides.
 
     The loss is the mean absolute scaled error.
     """
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         return self._score(components["model"], records)
@@ -54,15 +47,11 @@ class SeriesScorer:
 class SeriesPackager(ServedPackager):
     """Loads what learners export, and logs it to MLflow."""
 
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
-
     def export(self, model: Any, folder: Path) -> None:
         """Write a network of PyTorch as one of NumPy."""
         from steadytrain.components.series.training import Forecasting, written
 
-        written(Forecasting(self.config, self.data), model).save(folder)
-        shutil.copyfile(exported.__file__, folder / MODULE)
+        export_with_code(written(Forecasting(self.config, self.data), model), folder)
 
     def load_exported(self, folder: Path) -> Components:
         """Load a model, with the code of this version and not with that in the folder.

@@ -7,13 +7,12 @@ from typing import Final
 
 from steadytrain.components.series.encoder import SeriesEncoder
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.tasks.base import Task, late
+from steadytrain.components.tasks.base import Task, field_names, late
 
 _PARTS: Final = "steadytrain.components.series.scoring"
 FRAMEWORKS: Final = frozenset({"ensemble", "mlforecast", "pytorch", "statsforecast"})
-_READS: Final = frozenset(
-    f"{section}.{field}"
-    for section, fields in {
+_READS: Final = field_names(
+    {
         "model": "framework config",
         "training": "seed max_steps num_train_epochs learning_rate logging_steps eval_steps "
         "save_strategy save_steps save_total_limit save_keep_every load_best_model_at_end "
@@ -21,8 +20,7 @@ _READS: Final = frozenset(
         "data": "task source format csv suffixes exclude columns target series parts "
         "max_record_bytes max_bad_share",
         "data.columns": "slice",
-    }.items()
-    for field in fields.split()
+    }
 )
 
 

@@ -276,48 +276,21 @@ def base_content(config: RunConfig) -> str:
     return content_of(config.model.base, config) if config.model.base else ""
 
 
-def teacher_content(config: RunConfig) -> str:
-    """Return `content_of` for the teacher; "" if there is none.
-
-    Raises:
-        BadInput, StorageError: the same as `content_of`.
-    """
-    teacher = config.training.distillation.teacher
-    return content_of(teacher, config) if teacher else ""
-
-
-def grader_content(config: RunConfig) -> str:
-    """Return `content_of` for the reference model of a curriculum; "" if there is none.
-
-    Raises:
-        BadInput, StorageError: the same as `content_of`.
-    """
-    model = config.training.curriculum.model
-    return content_of(model, config) if model else ""
-
-
-def image_encoder_content(config: RunConfig) -> str:
-    """Return `content_of` for the pretrained encoder of images; "" if there is none.
-
-    Raises:
-        BadInput, StorageError: the same as `content_of`.
-    """
-    base = config.model.fusion.image_base
-    return content_of(base, config) if base else ""
-
-
 def other_contents(config: RunConfig) -> dict[str, str]:
     """Return `content_of` for the models that training reads besides the base model, by role.
+
+    They are the teacher, the grader, which is the reference model of a curriculum, and the
+    image_encoder. Those that are not configured are left out.
 
     Raises:
         BadInput, StorageError: the same as `content_of`.
     """
     roles = {
-        "teacher": teacher_content(config),
-        "grader": grader_content(config),
-        "image_encoder": image_encoder_content(config),
+        "teacher": config.training.distillation.teacher,
+        "grader": config.training.curriculum.model,
+        "image_encoder": config.model.fusion.image_base,
     }
-    return {role: content for role, content in roles.items() if content}
+    return {role: content_of(address, config) for role, address in roles.items() if address}
 
 
 def note_base(folder: Path, config: RunConfig) -> None:

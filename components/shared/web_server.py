@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import resource
 import socket
-from typing import Final
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from steadytrain.components.shared.errors import BadInput
@@ -83,6 +87,41 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
+
+
+def serve(
+    app: Any, listener: socket.socket, *, stopping: Callable[[], object], seconds: float
+) -> None:
+    """Serve an ASGI app until SIGINT or SIGTERM. What has arrived by then is answered.
+
+    Requests are not logged: an address may hold names.
+
+    Args:
+        stopping: called when it is asked to stop.
+        seconds: how long it then waits for answers.
+    """
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        backlog=BACKLOG,
+        access_log=False,
+        # Every invalid request is a warning, and anyone may send them.
+        log_level="error",
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(seconds),
+    )
+    _Server(config, stopping).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._stopping()
+        super().handle_exit(sig, frame)
 
 
 class Connection(H11Protocol):

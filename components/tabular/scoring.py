@@ -13,7 +13,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import TableModel, load, plain_number
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.scoring.classification import (
     class_scores,
     label_indices,
@@ -49,11 +49,8 @@ class TableClassScorer:
         return score_class_frequencies(self.data, records)
 
 
-class TableLabelsScorer:
+class TableLabelsScorer(Part):
     """Scores predicted sets of labels: each is predicted from the model's threshold on."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         truth, outputs = label_flags(records, self.data.labels), _outputs(components, records)

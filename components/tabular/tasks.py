@@ -13,7 +13,7 @@ from steadytrain.components.tabular.encoder import (
     LabelSetTableEncoder,
     NumberTableEncoder,
 )
-from steadytrain.components.tasks.base import Task, late
+from steadytrain.components.tasks.base import Task, field_names, late
 from steadytrain.components.tasks.built_in import label_metrics, tested_label_metrics
 
 _PARTS: Final = "steadytrain.components.tabular.scoring"
@@ -30,9 +30,8 @@ FRAMEWORKS: Final = frozenset(
         "xgboost",
     }
 )
-_READS: Final = frozenset(
-    f"{section}.{field}"
-    for section, fields in {
+_READS: Final = field_names(
+    {
         "model": "framework config",
         "training": "seed max_steps num_train_epochs learning_rate load_best_model_at_end "
         "logging_steps eval_steps save_strategy save_steps save_total_limit save_keep_every "
@@ -41,8 +40,7 @@ _READS: Final = frozenset(
         "columns target features allow_leaks labels parts max_record_bytes max_bad_share "
         "validation_share test_share split_salt",
         "data.columns": "group slice weight",
-    }.items()
-    for field in fields.split()
+    }
 )
 
 

@@ -59,6 +59,13 @@ class RowTeacher(Protocol):
         """Return what it says about each row: the columns that the distillation stores."""
 
 
+class Part:
+    """A part of a task that keeps the configuration and the record of the prepared data."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+
 class TrainingTask(Protocol):
     """What trains: the model, its batches, its loss, and its validation metrics.
 
@@ -309,6 +316,13 @@ class Task:
         They belong to the scorer. A package's metric reads whatever the scorer gives it.
         """
         return _declared(self.scorer, config)
+
+
+def field_names(sections: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of fields, such as `data.task`, from those of each section in a text."""
+    return frozenset(
+        f"{section}.{field}" for section, fields in sections.items() for field in fields.split()
+    )
 
 
 def _declared(part: Callable[..., Any], config: RunConfig) -> Sequence[str] | None:

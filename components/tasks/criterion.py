@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.tasks.base import Batch, Part
+from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.techniques.focal_loss.factor import focal_factor
 from steadytrain.components.techniques.r_drop.passes import diverging
+from steadytrain.components.techniques.rare_classes.weights import class_weights
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,40 @@ def class_sums(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         counts = torch.bincount(result, minlength=logits.shape[-1]).tolist()
         sums |= {f"{name}_{index}": count for index, count in enumerate(counts)}
     return sums
+
+
+class ClassTraining(Part):
+    """Training of a model that predicts one class of each row: its criterion and its validation.
+
+    A subclass adds `logits`, and `targets` to its micro-batches: (rows,), int64.
+    """
+
+    metric = "loss"
+    greater_is_better = False
+
+    @cached_property
+    def criterion(self) -> Criterion:
+        training, counts = self.config.training, partial(class_counts, self.data)
+        labels, parts = self.data.labels, self.class_parts
+        return Criterion.of(training, class_weights(training.class_weights, labels, counts, parts))
+
+    @property
+    def class_parts(self) -> Sequence[int]:
+        """The part of the data that each class belongs to; empty if there is only one."""
+        return ()
+
+    def logits(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the outputs of a micro-batch: (rows, classes), float32."""
+        raise NotImplementedError
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["targets"])
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        return class_sums(self.logits(model, batch), batch["targets"])
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return class_metrics(sums)
 
 
 def class_metrics(sums: Mapping[str, float]) -> dict[str, float]:

@@ -23,9 +23,8 @@ from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.model_source import check_base, name_base, note_base
-from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
@@ -42,7 +41,7 @@ Next to the adapters, Transformers would take it for that of a model with its ow
 """
 
 
-class TransformersPackager:
+class TransformersPackager(Part):
     """Packages a text task's model.
 
     training: builds the model that adapters belong to.
@@ -51,9 +50,6 @@ class TransformersPackager:
 
     training: type[TextTraining]
     pipeline: str
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         whole: Any = model

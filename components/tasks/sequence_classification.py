@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.criterion import Criterion, Mixed, class_metrics, class_sums
+from steadytrain.components.tasks.criterion import ClassTraining, Mixed
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.text import (
     R_DROP,
     TextHead,
@@ -46,10 +45,9 @@ from steadytrain.components.techniques.distillation.teacher import (
 )
 from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE, mixed_batch, mixing
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
-from steadytrain.components.techniques.rare_classes.weights import class_weights
 
 
-class SequenceClassification(TextHead):
+class SequenceClassification(TextHead, ClassTraining):
     """Predict the label of each row: the index of the class."""
 
     task = "sequence_classification"
@@ -57,19 +55,6 @@ class SequenceClassification(TextHead):
     teacher: Teacher | None = None
     head_remark = ""
     embedding: torch.nn.Module | None = None
-
-    @cached_property
-    def criterion(self) -> Criterion:
-        training, counts = self.config.training, partial(class_counts, self.data)
-        return Criterion.of(
-            training,
-            class_weights(training.class_weights, self.data.labels, counts, self.class_parts),
-        )
-
-    @property
-    def class_parts(self) -> Sequence[int]:
-        """The part of the data that each class belongs to; empty if there is only one."""
-        return ()
 
     def build_model(self) -> torch.nn.Module:
         labels = self.data.labels
@@ -149,11 +134,8 @@ class SequenceClassification(TextHead):
             total = total + comparison.loss(given)
         return LossSum(total)
 
-    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        return class_sums(head_logits(model, batch), batch["targets"])
-
-    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return class_metrics(sums)
+    def logits(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return head_logits(model, batch)
 
 
 class ClassifierPackager(TransformersPackager):

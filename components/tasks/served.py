@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 
 NUMBER_COLUMNS: Final = "steadytrain.number_columns"
 """Metadata of a model: the columns that hold numbers, as JSON."""
@@ -22,13 +21,8 @@ _ARTIFACT: Final = "model"
 _SERVED: Final = Path(__file__).with_name("served_model.py")
 
 
-class ServedPackager:
-    """Logs exported folders to MLflow as pyfunc models, and loads them from there.
-
-    data: the prepared data, with the classes.
-    """
-
-    data: DataRecord
+class ServedPackager(Part):
+    """Logs exported folders to MLflow as pyfunc models, and loads them from there."""
 
     def load_exported(self, folder: Path) -> Components:
         raise NotImplementedError

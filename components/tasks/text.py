@@ -13,10 +13,8 @@ import torch
 
 from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.class_names import folded, have_parts, indices_of, listed, named
-from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Batch, Row
+from steadytrain.components.tasks.base import Batch, Part, Row
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import (
@@ -30,7 +28,7 @@ from steadytrain.components.tasks.scoring.padding import token_types
 from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
 
 
-class TextTraining:
+class TextTraining(Part):
     """Training of a Transformers model on rows of tokens.
 
     task: the built-in task whose other parts go with it. So a subclass is enough for `data.task`.
@@ -41,9 +39,6 @@ class TextTraining:
     auto: str
     metric = "loss"
     greater_is_better = False
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -12,11 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import wraps
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
-from types import FrameType
 from typing import Final, get_args
 from urllib.parse import parse_qs
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -27,9 +25,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from steadytrain.components.shared import web_server
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.redaction import traceback_of
-from steadytrain.components.shared.web_server import BACKLOG, Connection, host_name
+from steadytrain.components.shared.web_server import host_name
 from steadytrain.pipelines.view import pages
 from steadytrain.pipelines.view.library import MOST_RUNS, Library, Sort
 from steadytrain.pipelines.view.pages import log_files, log_text, login_page, message_page
@@ -193,33 +192,9 @@ TOKEN_VARIABLE: Final = "STEADYTRAIN_UI_TOKEN"
 
 
 def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], token: str) -> None:
-    """Serve until SIGINT or SIGTERM. Requests are not logged: an address may hold names."""
+    """Serve until SIGINT or SIGTERM, which ends the streams of open pages."""
     app = application(source, hosts=hosts, token=token)
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        backlog=BACKLOG,
-        access_log=False,
-        # Every invalid request is a warning, and anyone may send them.
-        log_level="error",
-        lifespan="off",
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=5,
-    )
-    _Server(config, app).run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """Ends the streams of open pages when it is asked to stop. It would wait for them."""
-
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
-        super().__init__(config)
-        self.app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.app.state.closing.set()
-        super().handle_exit(sig, frame)
+    web_server.serve(app, listener, stopping=app.state.closing.set, seconds=5)
 
 
 COOKIE: Final = "steadytrain"

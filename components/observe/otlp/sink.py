@@ -157,26 +157,13 @@ class OtlpDelivery:
 class OtlpSink(PullSink):
     """Sends traces and metrics to a collector, including those that an earlier sink could not send.
 
-    Args:
-        config: the run's configuration.
-        workspace: the run's workspace.
-        timing: as for `PullSink`.
-
     Raises:
         BadInput: OpenTelemetry is not installed.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        workspace: Workspace,
-        **timing: Unpack[SinkTiming],
+        self, config: RunConfig, workspace: Workspace, **timing: Unpack[SinkTiming]
     ) -> None:
         check_package(NAME)
         delivery = OtlpDelivery(config, workspace)
-        super().__init__(
-            "OpenTelemetry",
-            workspace,
-            lambda: delivery,
-            **timing,
-        )
+        super().__init__("OpenTelemetry", workspace, lambda: delivery, **timing)

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.events.histograms import Histogram, histograms
 from steadytrain.components.shared.events.types import (
+    LayersCounted,
     NoiseScaleMeasured,
     RankUsage,
     TrainingStep,
@@ -59,6 +61,9 @@ def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 Curved = TrainingStep | Validated | NoiseScaleMeasured
 """Events with points at an optimizer step."""
 
+Shown = Curved | LayersCounted
+"""Events with points or histograms at an optimizer step."""
+
 Pointed = Curved | RankUsage
 """Events with points."""
 
@@ -66,6 +71,11 @@ Pointed = Curved | RankUsage
 def axis_position(event: Pointed) -> int:
     """Return where an event's points are on the axis of their curve."""
     return event.sample if isinstance(event, RankUsage) else event.step
+
+
+def shown_at(event: Shown) -> Iterator[tuple[str, float | Histogram]]:
+    """Yield the name and value of each point or histogram that an event has."""
+    yield from histograms(event) if isinstance(event, LayersCounted) else points(event)
 
 
 def points(event: Pointed) -> Iterator[tuple[str, float]]:

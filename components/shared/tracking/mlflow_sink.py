@@ -242,28 +242,13 @@ def _filled(event: Event) -> Iterator[tuple[str, str]]:
 
 
 class MlflowSink(PullSink):
-    """Sends training events to MLflow, including those that an earlier sink could not send.
-
-    Args:
-        config: the run's configuration.
-        workspace: the run's workspace.
-        timing: as for `PullSink`.
-    """
+    """Sends training events to MLflow, including those that an earlier sink could not send."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        workspace: Workspace,
-        **timing: Unpack[SinkTiming],
+        self, config: RunConfig, workspace: Workspace, **timing: Unpack[SinkTiming]
     ) -> None:
         def deliver() -> Delivery:
             tracking = open_tracking(config, workspace)
             return Delivery(tracking, workspace, continue_run(tracking, config, workspace))
 
-        super().__init__(
-            "MLflow",
-            workspace,
-            deliver,
-            around=short_timeouts,
-            **timing,
-        )
+        super().__init__("MLflow", workspace, deliver, around=short_timeouts, **timing)

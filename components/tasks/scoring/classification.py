@@ -12,20 +12,16 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.class_names import part_indices
-from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.scoring.table import class_counts, score_table
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 from steadytrain.components.techniques.adversarial_training import Attack
 
 
-class ClassificationScorer:
+class ClassificationScorer(Part):
     """Scores a classifier of texts."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         return self._score(components, records)

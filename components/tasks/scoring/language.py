@@ -21,9 +21,8 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
-from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.encoding.plain_text import (
     LEAST,
     corruption_of,
@@ -75,11 +74,8 @@ def lost_nats(tokenizer: Any, record: Mapping[str, Any], encoded: Encoded) -> fl
 _RECORDS_AT_ONCE = 512  # encoded and sorted by length together; limits memory
 
 
-class LanguageScorer:
+class LanguageScorer(Part):
     """Scores a language model, in windows of the run's sequence length."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         return score_language(
@@ -269,11 +265,8 @@ _SAMPLE: Final = 2000
 """Training rows whose targets the baseline counts."""
 
 
-class DenoisingScorer:
+class DenoisingScorer(Part):
     """Scores the hidden spans of each record. Its identity decides which ones are hidden."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]
@@ -337,11 +330,8 @@ Masked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """What the model gets of a window, and what it predicts."""
 
 
-class MaskedScorer:
+class MaskedScorer(Part):
     """Scores the masked tokens of each record. Its identity decides which ones are masked."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]

@@ -11,9 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.encoding.preference import (
     encode_answer,
     encode_pair,
@@ -28,16 +26,13 @@ from steadytrain.components.tasks.scoring.table import score_table
 Floats = npt.NDArray[np.float64]
 
 
-class PreferenceScorer:
+class PreferenceScorer(Part):
     """Scores a model against the run's base model, in 32 bits. A champion has the same reference.
 
     The column `margin` is the difference of the rewards: above 0, the preferred answer won.
     """
 
     column = "pair"
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     @cached_property
     def reference(self) -> Components:

@@ -13,9 +13,7 @@ import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
@@ -46,16 +44,13 @@ class Pairs:
     own: list[Text]
 
 
-class RetrievalScorer:
+class RetrievalScorer(Part):
     """Scores how well texts find their counterparts among those of a sample of the test side.
 
     The column `reciprocal_rank` is 1 if the counterpart is the most similar one. A single text has
     its second half as the counterpart of its first. The scores of a record depend on no record
     around it.
     """
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]

@@ -15,9 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Batch, Components
+from steadytrain.components.tasks.base import Batch, Components, Part
 from steadytrain.components.tasks.encoding.labeled_text import PAIR, pair_tokens
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id, token_types
@@ -126,14 +124,11 @@ def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return logits
 
 
-class RegressionScorer:
+class RegressionScorer(Part):
     """Scores predicted numbers.
 
     The loss of a model of texts is relative to the training variance.
     """
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
 
     @cached_property
     def seen(self) -> npt.NDArray[np.float64]:

@@ -25,7 +25,7 @@ from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.components.shared.model_source import grader_content
+from steadytrain.components.shared.model_source import content_of
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored
@@ -133,7 +133,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return value_digest(
         [
             _VERSION,
-            grader_content(config),
+            content_of(str(training.curriculum.model), config),
             data.fingerprint,
             config.data.task,
             task_code(config.data.task),

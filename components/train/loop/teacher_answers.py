@@ -27,7 +27,7 @@ from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
-from steadytrain.components.shared.model_source import teacher_content
+from steadytrain.components.shared.model_source import content_of
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored
@@ -113,7 +113,7 @@ def folder_of(config: RunConfig, data: DataRecord, student: Any) -> Path:
     outputs = len(data.labels) or student.get_input_embeddings().num_embeddings
     key = value_digest(
         [
-            teacher_content(config),
+            content_of(str(settings.teacher), config),
             data.fingerprint,
             settings.top_k,
             settings.temperature,

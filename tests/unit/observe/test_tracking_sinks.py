@@ -160,12 +160,12 @@ import itertools, os, signal, sys
 from steadytrain.components.observe import wandb_sink
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.workspace import Workspace
-points, counted = wandb_sink.points, itertools.count()
+shown_at, counted = wandb_sink.shown_at, itertools.count()
 def die_at_the_thirtieth(event):
     if next(counted) == 30:
         os.kill(os.getpid(), signal.SIGKILL)
-    return points(event)
-wandb_sink.points = die_at_the_thirtieth
+    return shown_at(event)
+wandb_sink.shown_at = die_at_the_thirtieth
 config = load(sys.argv[1])
 wandb_sink.WandbDelivery(config, Workspace.of(config)).catch_up()
 """

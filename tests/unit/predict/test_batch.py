@@ -244,8 +244,7 @@ def test_damaged_model_is_refused_instead_of_predicting_something_else(tmp_path,
     exported.mkdir()
     (exported / "factor").write_text("2")
     (exported / "model.py").write_text(TIMES)
-    packager = ServedPackager()
-    packager.data = Mock(labels=[])
+    packager = ServedPackager(Mock(), Mock(labels=[]))
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment):

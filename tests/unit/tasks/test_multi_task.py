@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.tasks import sequence_classification
+from steadytrain.components.tasks import criterion
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
 from steadytrain.components.tasks.scoring import classification
 from steadytrain.components.tasks.scoring.classification import MultiTaskScorer
@@ -89,7 +89,7 @@ def test_focal_loss_and_class_weights_are_those_of_separate_heads(monkeypatch, s
     from sklearn.utils.class_weight import compute_class_weight
 
     counts = np.array([30, 10, 5, 0, 15])
-    monkeypatch.setattr(sequence_classification, "class_counts", lambda data: counts)
+    monkeypatch.setattr(criterion, "class_counts", lambda data: counts)
     task = task_of(
         focal_loss={"gamma": 1.5},
         class_weights={"kind": "balanced"},

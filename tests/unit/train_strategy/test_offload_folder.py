@@ -84,6 +84,18 @@ def test_missing_libaio_is_named_before_a_run_starts(without_libaio, configured)
     assert all("libaio-dev" in finding.text for finding in found)
 
 
+@pytest.mark.parametrize(("launcher", "remarks"), [("process", 2), ("pytorchjob", 0)])
+def test_validate_names_missing_compilers_where_the_run_trains(
+    monkeypatch, configured, launcher, remarks
+):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = configured(offload="disk", launcher=launcher)
+    compiling = config.training.model_copy(update={"torch_compile": True})
+    found = [*here(config.model_copy(update={"training": compiling}))]
+    assert len(found) == remarks
+    assert all("no-such-compiler" in remark for remark in found)
+
+
 def test_libaio_is_found_if_a_program_links_with_it(tmp_path, monkeypatch):
     """The compiler here keeps its arguments and succeeds."""
     compiler, kept = tmp_path / "c++", tmp_path / "arguments"
