@@ -158,11 +158,15 @@ class TransformersRun:
         return one_file(f"{_PARTS}.{self.kind}", self._header(), values)
 
     def _header(self) -> str:
+        packages = ["torch", "transformers", "accelerate", "pyarrow"]
+        quantized = self.run["quantization"] or "8bit" in self.arguments["optim"][0]
+        needs = {"peft": self.run["adapter"], "bitsandbytes": quantized}
+        packages += [name for name, needed in needs.items() if needed]
         lines = [
             "Train as the steadytrain run does, with Transformers' Trainer.",
             "",
             "python train_with_transformers.py; for several ranks, torchrun or accelerate launch.",
-            "Needs torch, transformers, accelerate and pyarrow, and the data of the run.",
+            f"Needs {', '.join(packages)}, and the data of the run.",
             "",
             "What is different from the run:",
             *(f"- {remark}" for remark in self.remarks),
@@ -300,6 +304,10 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
     yield (
         "Nothing recovers: no retries, no smaller micro-batch when memory runs out, no step back "
         "after a divergence, no checksums of checkpoints."
+    )
+    yield (
+        "With several ranks, Trainer fills the last batches of a validation with rows of the "
+        "first, so validation losses differ."
     )
     saves = training.save_strategy or ("steps" if training.save_steps else "time")
     yield f"It saves at each validation; the run saves by training.save_strategy {saves}."

@@ -352,11 +352,12 @@ def train(kind_type: type[Kind]) -> None:
         callbacks.append(EarlyStoppingCallback(RUN["patience"], RUN["threshold"]))
     if not len(validation):
         arguments |= {"eval_strategy": "no", "load_best_model_at_end": False}
+    # Before the arguments, which may have each rank load only its part of the weights.
+    model = build_model(kind)
+    kind.begin(rows, model)
     how = TrainingArguments(given.output, **arguments)
     if how.n_gpu > 1:
         raise SystemExit(f"{how.n_gpu} GPUs for one process: start it with torchrun")
-    model = build_model(kind)
-    kind.begin(rows, model)
     trainer = kind.trainer(
         model=model,
         args=how,

@@ -99,6 +99,15 @@ def test_values_of_the_objective_are_in_the_script():
     [
         ("chat", "model.adapter.kind=lora", {}, "Adapters begin with those of the run"),
         ("chat", "training.seed=7", {"strategy": "fsdp"}, "compute.strategy fsdp"),
+        (
+            "chat",
+            "model.adapter.kind=qlora",
+            {},
+            "accelerate, pyarrow, peft, bitsandbytes, and the",
+        ),
+        ("chat", "training.optim=adamw_bnb_8bit", {}, "accelerate, pyarrow, bitsandbytes, and the"),
+        ("chat", "model.adapter.kind=none", {}, "accelerate, pyarrow, and the data"),
+        ("text-embedding", "training.seed=7", {}, "With several ranks, Trainer fills the last"),
         ("causal-lm", "training.profile.steps=[2, 3]", {}, "training.profile"),
         ("causal-lm", "training.torch_compile=true", {}, "torch_compile"),
         ("causal-lm", "training.save_strategy=time", {}, "training.save_strategy time"),
