@@ -108,7 +108,7 @@ def test_plan_without_access_to_the_data_does_not_count_them(tmp_path, monkeypat
     def refused(*_):
         raise StorageError("s3://bucket/x.jsonl: access denied")
 
-    monkeypatch.setattr(sampling, "find_inputs", refused)
+    monkeypatch.setattr(sampling, "inputs_of", refused)
     found = sample(made(tmp_path, "causal-lm", "s3://bucket/x.jsonl"))
     assert (found.rows, found.source) == (
         None,
