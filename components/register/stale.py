@@ -27,7 +27,7 @@ class StaleVersion:
         promotion = RegistrationRecord.load(path) if path.is_file() else self.record
         # An earlier version of this run may be the one that was promoted.
         self.was_champion = self.record.champion or (
-            promotion.champion and promotion.version == self.record.version
+            promotion.champion and promotion.same_version(self.record)
         )
         self.run_id = config.run_id
         self.registry = Registry(config, workspace)

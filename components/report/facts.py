@@ -149,11 +149,8 @@ def _promotion(facts: Facts) -> RegistrationRecord | None:
     promotion, registration = _record(facts, "promote", RegistrationRecord), facts.registration
     if promotion is None or registration is None or facts.gate is None:
         return promotion
-    same = (promotion.model_name, promotion.version) == (
-        registration.model_name,
-        registration.version,
-    )
-    return promotion if same and promotion.champion == facts.gate.promoted else None
+    ours = promotion.same_version(registration) and promotion.champion == facts.gate.promoted
+    return promotion if ours else None
 
 
 def _record(facts: Facts, step: str, kind: type[R]) -> R | None:

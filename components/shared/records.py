@@ -427,3 +427,7 @@ class RegistrationRecord(Record):
     model_uri: str
     champion: bool
     reason: str
+
+    def same_version(self, other: RegistrationRecord) -> bool:
+        """Whether both are about one version of one model."""
+        return (self.model_name, self.version) == (other.model_name, other.version)

@@ -38,7 +38,7 @@ def one_file(module: str, docstring: str, values: Mapping[str, str]) -> str:
     source = file.source(module)
     for name in source.definitions:
         file.add(module, name)
-    for block in source.rest:
+    for block in source.executed:
         file.follow(module, block)
     quoted = docstring.replace("\\", "\\\\").replace('"""', "'''")
     # A docstring of one line ends on that line.
@@ -46,7 +46,7 @@ def one_file(module: str, docstring: str, values: Mapping[str, str]) -> str:
     head = [f'"""{quoted}{end}', _FUTURE, *file.import_lines()]
     defined = _spaced(file.definitions(module))
     first = "\n" if defined.startswith(_BLOCKS) else ""
-    return "\n\n".join((*head, first + defined, *source.rest)) + "\n"
+    return "\n\n".join((*head, first + defined, *source.executed)) + "\n"
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _Source:
         return result
 
     @cached_property
-    def rest(self) -> list[str]:
+    def executed(self) -> list[str]:
         """The source of each block that runs when the file does."""
         return [f"\n{self._lines(node)}" for node in self.tree.body if isinstance(node, ast.If)]
 

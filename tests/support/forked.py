@@ -76,13 +76,13 @@ def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
 def _hold_after(step: int, file: Path) -> None:
     emit = EventStream.emit
 
-    def held(stream: EventStream, event: Event) -> None:
+    def emit_and_hold(stream: EventStream, event: Event) -> None:
         emit(stream, event)
         if isinstance(event, CheckpointSaved) and event.step >= step:
             while file.exists():
                 time.sleep(0.02)
 
-    EventStream.emit = held  # type: ignore[method-assign]
+    EventStream.emit = emit_and_hold  # type: ignore[method-assign]
 
 
 def peak() -> int:
