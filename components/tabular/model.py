@@ -904,6 +904,10 @@ class CatBoostModel(BoostedModel):
 
     def save(self, folder: Path) -> None:
         super().save(folder)
+        # Without a time and a random identifier, so that equal trees are an equal file.
+        described = self.booster.get_metadata()
+        for name in list(described.keys()):
+            del described[name]
         self.booster.save_model(str(folder / CATBOOST))
 
     @classmethod

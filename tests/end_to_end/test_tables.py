@@ -9,6 +9,7 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
+from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
@@ -109,13 +110,16 @@ def test_killed_run_of_any_boosting_predicts_the_same(
     kill_rank(workspace)
     finish(killed)
     steadytrain.train("tabular", *fields(source, "quiet"), *settings)
-    records, found = shipped("breast_cancer").drop(columns="target").to_dict("records"), {}
+    records = shipped("breast_cancer").drop(columns="target").to_dict("records")
+    found, files = {}, {}
     for run, attempts in {"killed": 2, "quiet": 1}.items():
         made = Workspace(steadytrain.output, run)
         assert TrainRecord.load(made.record("train")).attempts == attempts
         found[run] = load(made.model).rows(records)
+        files[run] = {path.name: file_digest(path) for path in made.model.glob("*.*")}
     assert len(found["killed"]) == 569
     assert found["killed"] == found["quiet"]
+    assert files["killed"] == files["quiet"]
 
 
 @pytest.mark.long

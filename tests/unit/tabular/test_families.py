@@ -106,6 +106,12 @@ def test_model_resumes_to_identical_predictions_and_exports_what_was_validated(
         for place, learner in enumerate((whole, second))
     )
     assert (left == right).all()
+    # The registry knows a version by the digests of its files.
+    files = [
+        {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        for folder in ("0", "1")
+    ]
+    assert files[0] == files[1]
     if name == "diabetes":
         loss = np.mean((left - targets) ** 2)
     else:

@@ -79,6 +79,11 @@ def test_network_resumes_to_identical_predictions_and_exports_what_was_validated
     folder.mkdir()
     whole.export(folder)
     assert {path.name for path in folder.iterdir()} == {"model.py", "table.json", "weights.npz"}
+    again = tmp_path / "again"
+    again.mkdir()
+    resumed.export(again)
+    for path in folder.iterdir():
+        assert path.read_bytes() == (again / path.name).read_bytes()
     records, targets = read_side(table[1], "validation")
     found = load(folder).outputs(records)
     if name == "wine":
