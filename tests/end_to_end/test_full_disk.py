@@ -24,7 +24,7 @@ COMMANDS = {
     "cross-validate": ("cross-validate", ("cross_validation.folds=2",)),
 }
 SHARED = (*TINY_LM, "training.max_steps=6", "compute.device=cpu", "recovery.backoff_seconds=0")
-LONGEST_SECONDS = 300
+LONGEST_SECONDS = 600
 
 
 def start(command, output, more):

@@ -19,6 +19,7 @@ from steadytrain.components.tabular.learners import read_side
 from steadytrain.components.tabular.model import load, log_probabilities
 
 from support.label_sets import SETS, labeled_table
+from support.selected import each
 from support.tables import REGRESSION, prepared, shipped
 
 BACKEND = "tensorflow" if importlib.util.find_spec("tensorflow") else "jax"
@@ -31,9 +32,9 @@ def with_gaps(name):
     chance = np.random.default_rng(0)
     for size in (3, 40):
         frame[f"letters{size}"] = [f"l{place}" for place in chance.integers(0, size, len(frame))]
-    for each in frame.columns:
-        if each != "target":
-            frame.loc[chance.random(len(frame)) < 0.1, each] = None
+    for column in frame.columns:
+        if column != "target":
+            frame.loc[chance.random(len(frame)) < 0.1, column] = None
     return frame
 
 
@@ -62,7 +63,7 @@ def learn(learner, epochs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wine", "diabetes"])
+@each("name", ["wine", "diabetes"], few=["wine"])
 def test_network_resumes_to_identical_predictions_and_exports_what_was_validated(
     tables, tmp_path, name
 ):
@@ -101,7 +102,7 @@ def test_network_resumes_to_identical_predictions_and_exports_what_was_validated
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wine", "diabetes"])
+@each("name", ["wine", "diabetes"], few=["diabetes"])
 def test_network_learns_from_weighed_records_what_gradients_of_pytorch_say(tables, name):
     learner = made(tables[name], dropout=0, weight_decay=0.01)
     chance = np.random.default_rng(0)
