@@ -15,9 +15,10 @@ from importlib import resources
 from itertools import takewhile
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
 
 from steadytrain.components.shared.config.document import (
     assign,
@@ -271,27 +272,40 @@ def _value(field: str, text: str) -> Any:
             remedy="write null for a field's empty value; if the value is a variable, set it",
         )
     value = parse(text, f"the value of override {shown(redact(field))}")
-    if isinstance(value, str):
-        if _contains_text(field) and not text.lstrip().startswith(_QUOTES):
-            # YAML would join several lines into one and drop everything after ` #`.
-            return text.strip()
+    types = _types_of(field)
+    if value is None or str not in types:
         return value
-    if value is None or (isinstance(value, dict | list) and not _contains_text(field)):
-        # For text, YAML reads hub: as a mapping.
-        return value
-    return text.strip() if _contains_text(field) else value
+    # YAML reads `hub:` as a mapping, joins several lines, and drops everything after ` #`.
+    read = text.lstrip().startswith(_QUOTES) if isinstance(value, str) else type(value) in types
+    return value if read else text.strip()
 
 
-def _contains_text(field: str) -> bool:
-    """Return whether a field holds text that may look like a number, such as a run's name."""
+def _types_of(field: str) -> set[Any]:
+    """Return what a field may hold, such as {str, list}; nothing if there is no such field."""
     section: Any = RunConfig
+    types = set[Any]()
     for part in field.split("."):
         fields = getattr(section, "model_fields", {})
         if part not in fields:
-            return False
+            return set()
         section = fields[part].annotation
-    optional = isinstance(section, UnionType) and str in get_args(section)
-    return section is str or optional
+        types = _alternatives(section).union(*map(_taken, fields[part].metadata))
+    return types
+
+
+def _alternatives(annotation: Any) -> set[Any]:
+    """Return the types of a union, and those from which a validator makes them."""
+    kind = get_origin(annotation)
+    if kind is Annotated:
+        return _alternatives(get_args(annotation)[0]).union(*map(_taken, annotation.__metadata__))
+    if kind in (Union, UnionType):
+        return set[Any]().union(*map(_alternatives, get_args(annotation)))
+    return {kind or annotation}
+
+
+def _taken(mark: Any) -> set[Any]:
+    wide = getattr(mark, "json_schema_input_type", PydanticUndefined)
+    return set() if wide is PydanticUndefined else _alternatives(wide)
 
 
 def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:

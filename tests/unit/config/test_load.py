@@ -14,6 +14,7 @@ from steadytrain.components.shared.config import (
     preset_names,
     to_parameters,
 )
+from steadytrain.components.shared.config.load import override_items
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.workspace import Workspace
@@ -356,6 +357,24 @@ def test_text_that_yaml_takes_for_a_mapping_stays_text():
     with pytest.raises(ConfigError, match=r"model.base = 'hub:': names nothing: give hub:NAME"):
         load(text, ["model.base=hub:"])
     assert load(text, ["tracking.experiment={a}"]).tracking.experiment == "{a}"
+
+
+@pytest.mark.parametrize(
+    ("override", "taken"),
+    [
+        ("data.source=a: b #1.csv", "a: b #1.csv"),
+        ("data.target=12", "12"),
+        ("data.target=[a, b]", ["a", "b"]),
+        ("data.target=null", None),
+        ("data.columns.image=x:", "x:"),
+        ("model.fusion.image_base=hub:", "hub:"),
+        ("model.fusion.image_base='hub:'", "hub:"),
+        ("evaluation.batch_size=12", 12),
+    ],
+)
+def test_text_is_taken_verbatim_where_a_field_may_also_be_a_list_or_empty(override, taken):
+    ((_, value),) = override_items([override])
+    assert value == taken
 
 
 @pytest.mark.parametrize("override", ["=" + "x" * 50_000, "name." + "x" * 50_000 + ".y=1"])
