@@ -338,7 +338,8 @@ def _trained(mlflow: Any, run_id: str | None) -> RunConfig | None:
 def _inputs(
     address: str, signature: Any, trained: RunConfig | None, numbers: frozenset[str]
 ) -> list[Input]:
-    """Return the columns of a signature. Texts have the names of the columns in training.
+    """Return the columns of a signature. Those of models of texts or images alone, which name them
+    `text`, `text_pair` and `image`, have the names of the columns in training.
 
     Args:
         numbers: the columns that hold numbers, whatever the signature says.
@@ -352,11 +353,13 @@ def _inputs(
             f"{address} does not say which columns it reads (its signature)",
             remedy="register a model that steadytrain has trained",
         )
-    texts = {} if trained is None else {"text": trained.data.columns.text}
-    if trained is not None and trained.data.columns.text_pair:
-        texts["text_pair"] = trained.data.columns.text_pair
-    if trained is not None and isinstance(trained.data.columns.image, str):
-        texts["image"] = trained.data.columns.image
+    names = {spec.name or "" for spec in schema.inputs}
+    texts = {}
+    # Other models name the columns as the data do.
+    if trained is not None and (names <= {"", "text", "text_pair"} or names == {"image"}):
+        columns = trained.data.columns
+        known = {"text": columns.text, "text_pair": columns.text_pair, "image": columns.image}
+        texts = {name: column for name, column in known.items() if isinstance(column, str)}
     result = []
     for spec in schema.inputs:
         name = spec.name or ""
