@@ -30,6 +30,7 @@ from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
 from steadytrain.components.tasks.scoring.padding import longest
+from steadytrain.components.tasks.served import check_files, digests_of
 from steadytrain.components.tasks.text import TextTraining
 
 ADAPTERS = "adapter_config.json"
@@ -248,7 +249,7 @@ def log_transformers_model(
     Returns:
         The model's URI.
     """
-    import mlflow
+    from mlflow.models import Model
 
     model, tokenizer = components["model"], components["tokenizer"]
     length = longest(model, min(tokenizer.model_max_length, _LONGEST))
@@ -258,7 +259,10 @@ def log_transformers_model(
     if isinstance(example, str):
         example = [example + _to_fill(tokenizer, task)]
     with _quiet(), never_wrapped():
-        logged = mlflow.transformers.log_model(
+        # As mlflow.transformers.log_model, which cannot describe the files that it writes.
+        logged = Model.log(
+            artifact_path=None,
+            flavor=_WithDigests,
             transformers_model=dict(components),
             name=name,
             task=task,
@@ -273,6 +277,19 @@ def log_transformers_model(
     return str(logged.model_uri)
 
 
+class _WithDigests:
+    """MLflow's flavor of Transformers, with the digests of the model's files."""
+
+    @staticmethod
+    def save_model(path: str, mlflow_model: Any, **given: Any) -> None:
+        import mlflow
+
+        mlflow.transformers.save_model(path=path, mlflow_model=mlflow_model, **given)
+        folders = {name: Path(path) / name for name in ("model", "components")}
+        mlflow_model.metadata = {**mlflow_model.metadata, **digests_of(folders)}
+        mlflow_model.save(str(Path(path) / "MLmodel"))
+
+
 @contextlib.contextmanager
 def fetched_model(model_uri: str) -> Iterator[tuple[Path, Path]]:
     """Yield the folders of the model and tokenizer of a logged or registered model.
@@ -282,12 +299,13 @@ def fetched_model(model_uri: str) -> Iterator[tuple[Path, Path]]:
     loader module.
 
     Raises:
-        BadInput: the model was not logged by `log_transformers_model`.
+        BadInput: the model is damaged, or was not logged by `log_transformers_model`.
     """
     import mlflow
 
     with tempfile.TemporaryDirectory(prefix="steadytrain-model-") as scratch:
         folder = Path(mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch))
+        check_files(folder, model_uri)
         model, tokenizer = folder / "model", folder / "components" / "tokenizer"
         if not (model / "config.json").is_file() or not tokenizer.is_dir():
             raise BadInput(

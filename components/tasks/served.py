@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +96,7 @@ class ServedPackager(Part):
             metadata={
                 **metadata,
                 NUMBER_COLUMNS: json.dumps(numbers),
-                _FILES: json.dumps(_digests(folder)),
+                **digests_of({f"artifacts/{folder.name}": folder}),
             },
             # A local build's suffix, such as +cpu, is not a version that a package index has.
             pip_requirements=[
@@ -114,10 +114,17 @@ def check_files(folder: Path, address: str) -> None:
     """
     from mlflow.models import Model
 
-    logged = json.loads((Model.load(folder).metadata or {}).get(_FILES, "{}"))
+    try:
+        logged = json.loads((Model.load(folder).metadata or {}).get(_FILES, "{}")).items()
+    except Exception as error:
+        # What a damaged description raises can be anything.
+        raise BadInput(
+            f"{address} cannot be loaded: {type(error).__name__}: {str(error)[:500]}",
+            remedy="restore its file MLmodel, or register the model again",
+        ) from error
     wrong = [
         f"{name} {'differs from what was logged' if (folder / name).is_file() else 'is missing'}"
-        for name, digest in logged.items()
+        for name, digest in logged
         if not (folder / name).is_file() or file_digest(folder / name) != digest
     ]
     if wrong:
@@ -127,11 +134,17 @@ def check_files(folder: Path, address: str) -> None:
         )
 
 
-def _digests(exported: Path) -> dict[str, str]:
-    """Return the digests of an exported folder's files, by the paths that MLflow gives them."""
-    return {
-        f"artifacts/{exported.name}/{path.relative_to(exported).as_posix()}": file_digest(path)
-        for path in sorted(exported.rglob("*"))
+def digests_of(folders: Mapping[str, Path]) -> dict[str, str]:
+    """Return the metadata from which `check_files` knows the files of a model.
+
+    Args:
+        folders: by their paths in the logged folder.
+    """
+    digests = {
+        f"{name}/{path.relative_to(folder).as_posix()}": file_digest(path)
+        for name, folder in folders.items()
+        for path in sorted(folder.rglob("*"))
         # Whoever imports an exported module leaves its bytecode, which another Python replaces.
         if path.is_file() and path.parent.name != "__pycache__"
     }
+    return {_FILES: json.dumps(digests)}

@@ -19,7 +19,7 @@ import pytest
 
 from steadytrain.components.predict import progress
 from steadytrain.components.predict.batch import predict, refused_file
-from steadytrain.components.predict.model import Input, ServedModel, open_model
+from steadytrain.components.predict.model import Input, ServedModel, _inputs, open_model
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, StorageError
 from steadytrain.components.shared.lease import try_lock
@@ -270,7 +270,32 @@ def test_damaged_model_is_refused_instead_of_predicting_something_else(tmp_path,
     Path(folder, "MLmodel").write_text("metadata: {")
     with pytest.raises(BadInput, match=r"cannot be loaded: \w+Error"):
         open_model(folder, tmp_path, {})
+    with pytest.raises(BadInput, match=r"cannot be loaded: \w+Error"):
+        packager.load_logged(uri)
     mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (["text", "image", "note", "photo"], ["text", "image", "note", "photo"]),
+        (["text", "text_pair"], ["note", "reply"]),
+        ([None], ["note"]),
+        (["image"], ["photo"]),
+    ],
+)
+def test_only_models_of_one_kind_have_other_names_for_their_columns(names, columns):
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    trained = load("causal-lm")
+    given = {"text": "note", "text_pair": "reply", "image": "photo"}
+    known = trained.data.columns.model_copy(update=given)
+    data = trained.data.model_copy(update={"columns": known})
+    trained = trained.model_copy(update={"data": data})
+    signature = ModelSignature(Schema([ColSpec("string", name) for name in names]))
+    found = _inputs("m", signature, trained, frozenset())
+    assert [item.column for item in found] == columns
 
 
 TIMES = """

@@ -1,5 +1,7 @@
 """Models in MLflow: pyfunc serves them, and they load back with identical weights."""
 
+from pathlib import Path
+
 import mlflow
 import pyarrow as pa
 import pytest
@@ -10,6 +12,8 @@ from transformers import (
     AutoTokenizer,
 )
 
+from steadytrain.components.predict.model import open_model
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.packaging import fetched_model, log_transformers_model
 
@@ -76,3 +80,17 @@ def test_classifier_is_served_with_labels_and_scores(active_run, classifier_fold
     assert found["score"].between(0.5, 1).all()
     assert [column.name for column in served.metadata.signature.outputs] == ["label", "score"]
     assert read_back(uri, "text-classification")["model"].config.id2label == {0: "code", 1: "prose"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model/model.safetensors", "components/tokenizer/tokenizer.json"])
+def test_damaged_classifier_is_refused_by_the_file(active_run, classifier_folder, tmp_path, name):
+    uri = log(classifier_folder, TEXT, "text-classification")
+    folder = Path(mlflow.artifacts.download_artifacts(uri))
+    assert open_model(str(folder), tmp_path, {}).answers(["import json"])
+    content = bytearray((folder / name).read_bytes())
+    content[-2] ^= 1
+    (folder / name).write_bytes(content)
+    for opened in (lambda: open_model(str(folder), tmp_path, {}), fetched_model(uri).__enter__):
+        with pytest.raises(BadInput, match=f"is damaged: {name} differs from what was logged"):
+            opened()
