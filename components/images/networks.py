@@ -202,6 +202,36 @@ def differences(read: Read, images: ImagesConfig, field: str) -> Iterator[str]:
             )
 
 
+def given_scale(
+    images: ImagesConfig, folder: Path | None, fields: Mapping[str, Any]
+) -> tuple[list[float], list[float]] | None:
+    """Return the mean and deviation of each channel that a model names; None to take the data's.
+
+    Args:
+        folder: of the base model; None for a model from scratch.
+        fields: of a new model's configuration.
+
+    Raises:
+        BadInput: those of the model are asked for, and it has none for these channels.
+    """
+    asked = images.normalization == "model"
+    read = None
+    if images.normalization != "data" and folder is not None:
+        read = of_folder(folder)
+    elif asked and fields["model_type"] == TIMM:
+        read = of_architecture(fields["architecture"])
+    if read is not None:
+        return scale(read, images, "model.config" if folder is None else "model.base")
+    if asked:
+        raise BadInput(
+            "data.images.normalization = 'model': a model from scratch has none"
+            if folder is None
+            else f"data.images.normalization = 'model': model.base has no {PROCESSOR}",
+            remedy="set it to data, or leave it out",
+        )
+    return None
+
+
 def scale(read: Read, images: ImagesConfig, field: str) -> tuple[list[float], list[float]]:
     """Return the mean and deviation of each channel that a model's files name.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from steadytrain.components.images import networks
 from steadytrain.components.images.encoder import PIXELS, scale_of
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
@@ -21,6 +21,7 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import ClassTraining, Mixed
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.text import class_names, fit_head
+from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
 from steadytrain.components.techniques.image_augmentation.changes import augmented
 from steadytrain.components.techniques.mixup.mixing import CENTER, PARTNER, SHARE, mixed_images
 from steadytrain.components.techniques.text_augmentation.changes import generator_of
@@ -97,28 +98,24 @@ class ImageClassification(ImageTraining):
         settings = self.config.training.image_augmentation
         if not (training and settings.on):
             return row
-        random = generator_of(self.config.training.seed, f"image augmentation {position}")
-        return {**row, PIXELS: augmented(self._pixels(row), settings, random)}
-
-    def _pixels(self, row: Row) -> Any:
-        shape = (self.images.size, self.images.size, self.images.channels)
-        return np.frombuffer(row[PIXELS], np.uint8).reshape(shape)
+        pixels = pixels_of(row, self.images)
+        return {**row, PIXELS: changed(pixels, settings, self.config.training.seed, position)}
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         batch = {"targets": torch.tensor([int(row["label"]) for row in rows])}
-        pixels = np.stack([self._pixels(row) for row in rows])
+        pixels = np.stack([pixels_of(row, self.images) for row in rows])
         if PARTNER in rows[0]:
             others = [row[PARTNER] for row in rows]
-            partners = np.stack([self._pixels(row) for row in others])
+            partners = np.stack([pixels_of(row, self.images) for row in others])
             shares, centers = [row[SHARE] for row in rows], [row.get(CENTER) for row in rows]
             pixels, of_pixels, of_targets = mixed_images(pixels, partners, shares, centers)
             batch |= {
-                "partners": _channels_first(partners),
+                "partners": channels_first(partners),
                 "partner_targets": torch.tensor([int(row["label"]) for row in others]),
                 "pixel_shares": torch.from_numpy(of_pixels),
                 "shares": torch.from_numpy(of_targets),
             }
-        return {PIXELS: _channels_first(pixels), **batch}
+        return {PIXELS: channels_first(pixels), **batch}
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         mixed = None
@@ -135,7 +132,19 @@ class ImageClassification(ImageTraining):
         return result
 
 
-def _channels_first(pixels: Any) -> torch.Tensor:
+def pixels_of(row: Mapping[str, Any], images: ImagesConfig) -> Any:
+    """Return the image of a row: (height, width, channels), uint8."""
+    shape = (images.size, images.size, images.channels)
+    return np.frombuffer(row[PIXELS], np.uint8).reshape(shape)
+
+
+def changed(pixels: Any, settings: ImageAugmentationConfig, seed: int, position: int) -> Any:
+    """Return the changed pixels of the image at a position of the order of all steps."""
+    return augmented(pixels, settings, generator_of(seed, f"image augmentation {position}"))
+
+
+def channels_first(pixels: Any) -> torch.Tensor:
+    """Return images of the shape (images, height, width, channels) with their channels first."""
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
@@ -159,19 +168,5 @@ def image_scale(config: RunConfig, data: DataRecord) -> tuple[list[float], list[
         BadInput: those of the model are asked for, and it has none for these channels.
     """
     images, base = config.data.images, config.model.base
-    asked = images.normalization == "model"
-    read = None
-    if images.normalization != "data" and base:
-        read = networks.of_folder(resolve_model(base, config))
-    elif asked and config.model.config["model_type"] == networks.TIMM:
-        read = networks.of_architecture(config.model.config["architecture"])
-    if read is not None:
-        return networks.scale(read, images, "model.base" if base else "model.config")
-    if asked:
-        raise BadInput(
-            f"data.images.normalization = 'model': model.base has no {networks.PROCESSOR}"
-            if base
-            else "data.images.normalization = 'model': a model from scratch has none",
-            remedy="set it to data, or leave it out",
-        )
-    return scale_of(data)
+    folder = resolve_model(base, config) if base and images.normalization != "data" else None
+    return networks.given_scale(images, folder, config.model.config) or scale_of(data)

@@ -159,12 +159,17 @@ class _File:
                 if (item[0].partition(".")[0] in sys.stdlib_module_names) == own
             ]
             whole = sorted(
-                where if where.partition(".")[0] == used else f"{where} as {used}"
-                for where, name, used in kept
-                if not name
+                (
+                    where if where.partition(".")[0] == used else f"{where} as {used}"
+                    for where, name, used in kept
+                    if not name
+                ),
+                key=str.lower,
             )
             lines = [f"import {item}" for item in whole]
-            parts = sorted(item for item in kept if item[1])
+            parts = sorted(
+                (item for item in kept if item[1]), key=lambda item: (item[0].lower(), item)
+            )
             for where, items in groupby(parts, key=lambda item: item[0]):
                 names = sorted(
                     (name if name == used else f"{name} as {used}" for _, name, used in items),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import MULTI_LABEL
@@ -42,14 +44,16 @@ _KINDS: Final = {
     "preference": "pairs",
     "unpaired_preference": "answers",
     "text_embedding": "embeddings",
+    "image_classification": "images",
 }
-"""The module in `with_transformers` that knows the rows, by task."""
+"""What knows the rows, by task: a module in `with_transformers`, or `images`."""
 _OBJECTIVES: Final = {
     "masked_lm": "masking",
     "denoising": "denoising",
     "preference": "dpo",
     "unpaired_preference": "kto",
     "text_embedding": "batch_contrastive",
+    "image_classification": "image_augmentation",
 }
 """The section of `training` that a script reads, by task."""
 _LABELS: Final = {
@@ -59,7 +63,6 @@ _LABELS: Final = {
 """What a loss of the script's own reads, by task."""
 _NO_SCRIPT: Final = {
     "multi_task": "Trainer has no model with several heads",
-    "image_classification": "the script has no pixels: its rows are tokens",
     "multimodal_classification": "Trainer has no model of texts, images and columns",
 }
 _FIELDS: Final = (
@@ -77,7 +80,15 @@ _SCHEDULES: Final = (
 _OPTIMIZERS: Final = ("adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
 _SCORES: Final = {"loss": False, "accuracy": True, "macro_f1": True}
 """Metrics that the script computes, and whether a higher value is better."""
+_SCORED: Final = ("classes", "images")
+"""Kinds of rows whose accuracy and F1 the script computes."""
 _PARTS: Final = f"{__name__.rpartition('.')[0]}.with_transformers"
+_IMAGES: Final = "steadytrain.components.images.with_transformers"
+_BAD_INPUT: Final = '''class BadInput(SystemExit):
+    """The input cannot be used."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(with_fix(message, remedy))'''
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,10 @@ class TransformersRun:
     """What the two files say.
 
     arguments: of TrainingArguments, by name, each with the reason for its value.
-    kind: the module in `with_transformers`; "" if there is none.
+    kind: what knows the rows; "" if there is none.
     refused: why Trainer cannot do what the run does; the script is not written then.
     remarks: what is different with Trainer although the losses are those of the run.
+    classes: sources that take the place of this package's classes, by name.
     """
 
     kind: str
@@ -95,6 +107,7 @@ class TransformersRun:
     run: dict[str, Any]
     refused: list[str]
     remarks: list[str]
+    classes: dict[str, str]
 
     @classmethod
     def of(
@@ -134,7 +147,10 @@ class TransformersRun:
         refused = list(_refused(config))
         remarks = [] if refused else list(_remarks(config, batch))
         kind = _KINDS.get(data.task, "")
-        return cls(kind, arguments, run, refused, [*changes, *remarks])
+        classes = {"BadInput": _BAD_INPUT}
+        for section, more in ((data.images, "channels"), (training.image_augmentation, "on")):
+            classes[type(section).__name__] = _constants(section, more)
+        return cls(kind, arguments, run, refused, [*changes, *remarks], classes)
 
     def texts(self) -> dict[str, str]:
         """Return the content of each file by its name."""
@@ -155,12 +171,18 @@ class TransformersRun:
         for name, (value, reason) in self.arguments.items():
             given += [f"    # {reason}", f"    {name!r}: {value!r},"]
         values = {"RUN": "\n".join((*run, "}")), "ARGUMENTS": "\n".join((*given, "}"))}
-        return one_file(f"{_PARTS}.{self.kind}", self._header(), values)
+        module = _IMAGES if self.kind == "images" else f"{_PARTS}.{self.kind}"
+        return one_file(module, self._header(), self.classes | values)
 
     def _header(self) -> str:
         packages = ["torch", "transformers", "accelerate", "pyarrow"]
         quantized = self.run["quantization"] or "8bit" in self.arguments["optim"][0]
-        needs = {"peft": self.run["adapter"], "bitsandbytes": quantized}
+        needs = {
+            "peft": self.run["adapter"],
+            "bitsandbytes": quantized,
+            "pillow": self.kind == "images",
+            "timm": self.run["config"].get("model_type") == "timm_wrapper",
+        }
         packages += [name for name, needed in needs.items() if needed]
         lines = [
             "Train as the steadytrain run does, with Transformers' Trainer.",
@@ -231,6 +253,13 @@ def _reason(config: RunConfig, field: str) -> str:
     return f"the default, {value}: {first[:1].lower()}{first[1:]}"
 
 
+def _constants(section: BaseModel, *properties: str) -> str:
+    """Return the source of a class with the fields of a section, and properties, as constants."""
+    values = section.model_dump() | {name: getattr(section, name) for name in properties}
+    lines = [f"    {name} = {value!r}" for name, value in values.items()]
+    return "\n".join((f"class {type(section).__name__}:", *lines))
+
+
 def _adapter(config: RunConfig) -> dict[str, Any] | None:
     adapter = config.model.adapter
     if adapter.kind == "none":
@@ -268,7 +297,7 @@ def _refused(config: RunConfig) -> Iterator[str]:
         (
             "training.metric_for_best_model",
             _metric(config),
-            tuple(_SCORES) if _KINDS.get(task) == "classes" else ("loss",),
+            tuple(_SCORES) if _KINDS.get(task) in _SCORED else ("loss",),
         ),
         ("model.adapter.frozen_head", model.adapter.frozen_head, ("as_loaded",)),
     ):
@@ -340,10 +369,12 @@ def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
         yield "Documents of a packed row become padded rows of their own, which is slower."
     if kind in ("documents", "masked", "spans"):
         yield "The validation loss is the mean over batches, not over tokens."
-    if kind in ("classes", "label_sets") and config.model.base:
+    if kind == "images":
+        yield "No preprocessor_config.json is written: prepare images as steadytrain does."
+    if kind in ("classes", "label_sets", "images") and config.model.base:
         yield (
             "If the base model has a head for the same classes in another order, the run reorders "
-            "its rows, and the script does not."
+            "its rows, and for some of the classes it makes a new head; the script does neither."
         )
     if kind == "label_sets" and config.training.label_thresholds != "half":
         yield "training.label_thresholds: the script fits no thresholds."

@@ -57,8 +57,12 @@ class Kind:
     def __init__(self, record: Mapping[str, Any], tokenizer: Any) -> None:
         self.record, self.tokenizer = record, tokenizer
         # Without a padding token, any will do: padding is masked.
-        padding = tokenizer.pad_token_id
+        padding = tokenizer.pad_token_id if tokenizer else 0
         self.padding: int = (tokenizer.eos_token_id or 0) if padding is None else padding
+
+    def config(self) -> dict[str, Any]:
+        """Return the fields of a new model that the run gives."""
+        return dict(RUN["config"])
 
     def settings(self) -> dict[str, Any]:
         """Return further fields of the model's configuration."""
@@ -211,13 +215,9 @@ def build_model(kind: Kind) -> Any:
     settings = kind.settings()
     set_seed(ARGUMENTS["seed"])
     if RUN["base"] is None:
-        special = ("bos_token_id", "eos_token_id", "pad_token_id")
-        fields = {
-            "vocab_size": len(kind.tokenizer),
-            **{name: getattr(kind.tokenizer, name) for name in special},
-        }
+        fields = token_fields(kind.tokenizer) if kind.tokenizer else {}
         settings |= RUN["dropout"].get(RUN["config"]["model_type"], {})
-        config = AutoConfig.for_model(**{**fields, **settings, **RUN["config"]})
+        config = AutoConfig.for_model(**{**fields, **settings, **kind.config()})
         return with_adapter(kind.auto.from_config(config, dtype=torch.float32))
     where = {} if RUN["revision"] is None else {"revision": RUN["revision"]}
     new_head = bool(settings)
@@ -238,6 +238,12 @@ def build_model(kind: Kind) -> Any:
             # Or a forward pass without gradients would repack the weights for good.
             layer.support_avx512bf16_for_cpu = False
     return with_adapter(model)
+
+
+def token_fields(tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of a new model that its tokenizer determines."""
+    special = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in special}}
 
 
 def quantization() -> dict[str, Any]:
@@ -331,7 +337,8 @@ def train(kind_type: type[Kind]) -> None:
         raise SystemExit(f"{given.data} is missing: `{RUN['prepare']}` prepares the data")
     record = json.loads(Path(given.data).read_text())
     folder = Path(record["folder"])
-    tokenizer = AutoTokenizer.from_pretrained(folder / record["tokenizer"])
+    name = record["tokenizer"]
+    tokenizer = AutoTokenizer.from_pretrained(folder / name) if name else None
     kind = kind_type(record, tokenizer)
     rows, validation = (
         Rows.of(folder, record["sides"][side]["shards"], kind) for side in ("train", "validation")
@@ -371,5 +378,6 @@ def train(kind_type: type[Kind]) -> None:
     trainer.train()
     kind.end(model)
     trainer.save_model(str(Path(given.output, "model")))
-    tokenizer.save_pretrained(str(Path(given.output, "model")))
+    if tokenizer:
+        tokenizer.save_pretrained(str(Path(given.output, "model")))
     trainer.state.save_to_json(str(Path(given.output, "trainer_state.json")))

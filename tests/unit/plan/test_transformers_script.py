@@ -31,7 +31,7 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
     [
         ("text-embedding", "model.adapter.kind=lora", "model.adapter.kind lora"),
         ("multi-task", "training.seed=7", "data.task multi_task"),
-        ("images", "training.seed=7", "data.task image_classification"),
+        ("images", "training.mixup.alpha=0.2", "training.mixup"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
         ("causal-lm", "training.r_drop.weight=1", "training.r_drop"),
         ("sequence-classification", "training.mixup.alpha=0.2", "training.mixup"),
@@ -66,6 +66,7 @@ SCRIPTS = [
     ("preference", "training.dpo.beta=0.5", "Pairs"),
     ("preference", "data.task=unpaired_preference", "Answers"),
     ("text-embedding", "training.batch_contrastive.temperature=0.2", "Embeddings"),
+    ("images", "training.image_augmentation.crop=0.5", "Images"),
 ]
 
 
