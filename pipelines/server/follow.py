@@ -16,7 +16,7 @@ from steadytrain.components.shared.cluster import connect as connect_to_cluster
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server
-from steadytrain.components.shared.retry import FOREVER, Retry, any_error
+from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry, any_error
 from steadytrain.components.train.launch.evidence import (
     hopeless,
     is_waiting,
@@ -142,8 +142,6 @@ ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _POLL_SECONDS = 5.0
 _AWAY_SECONDS = 600.0
 """How long a server may be unreachable while a run is followed."""
-_DENIED_SECONDS = 180.0
-"""How long a server may deny what it allowed before, as it does while it restarts."""
 _LOG_BYTES = 1 << 20
 """How much of the end of the report's log is searched for the run's story."""
 
@@ -198,7 +196,7 @@ def follow(
     pods: RunPods | None = None,
     poll_seconds: float = _POLL_SECONDS,
     away_seconds: float = _AWAY_SECONDS,
-    denied_seconds: float = _DENIED_SECONDS,
+    denied_seconds: float = AWAY_SECONDS,
 ) -> PipelineOutcome:
     """Poll a run until it ends, or until a step turns out to be unable to start.
 
@@ -209,7 +207,7 @@ def follow(
             waits for has changed.
         pods: the run's pods, which tell what the steps wait for; None leaves that out.
         away_seconds: how long to retry a broken connection.
-        denied_seconds: how long the server may deny access (401, 403).
+        denied_seconds: how long the server may deny access (401, 403), as while it restarts.
 
     Raises:
         ServerError: no connection or no access for longer than that, or a permanent refusal.
