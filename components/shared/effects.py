@@ -331,6 +331,23 @@ def check_plugins(group: str, names: Iterable[str], *, otherwise: str = "") -> N
         raise ValueError(f"{error.message}: {error.remedy}{otherwise}") from None
 
 
+def check_unread(
+    section: Section, address: str, names: Iterable[str], why: str, remedy: str
+) -> None:
+    """Raise `at_odds` if a field that nothing reads is not at its default.
+
+    Args:
+        address: of the section. names: the fields that nothing reads.
+        why: what makes them so, such as "with kind none".
+        remedy: what would let them be read.
+    """
+    for name in names:
+        value = getattr(section, name)
+        if value != type(section).model_fields[name].default:
+            message, fix = f"{why}, nothing reads it", f"{remedy}, or leave it out"
+            raise at_odds(f"{address}.{name}", value, message, fix)
+
+
 def at_odds(field: str, value: object, message: str, remedy: str) -> PydanticCustomError:
     """Return the error for a field that is valid by itself but conflicts with another field."""
     context = {"field": field, "value": repr(value), "message": message, "remedy": remedy}

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
 
-from steadytrain.components.shared.effects import Section, at_odds
+from steadytrain.components.shared.effects import Section, check_unread
 
 PYTORCH_ONLY: Final = "only the loop of pytorch reads it"
 """Why a technique excludes another framework."""
@@ -78,15 +78,10 @@ class TechniqueConfig(Section):
 
     def _check_off(self, name: str, switch: str) -> None:
         """Reject fields that nothing would read."""
-        for field in sorted(self.model_fields_set - {switch}):
-            value = getattr(self, field)
-            if not self.on and value != type(self).model_fields[field].default:
-                raise at_odds(
-                    f"training.{name}.{field}",
-                    value,
-                    f"without training.{name}.{switch}, nothing reads it",
-                    f"set training.{name}.{switch}, or leave it out",
-                )
+        if not self.on:
+            address, others = f"training.{name}", sorted(self.model_fields_set - {switch})
+            field = f"{address}.{switch}"
+            check_unread(self, address, others, f"without {field}", f"set {field}")
 
 
 class ObjectiveConfig(TechniqueConfig):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -62,6 +62,21 @@ def _source_or_parts(schema: dict[str, Any]) -> None:
     schema["required"] = [name for name in schema["required"] if name != "source"]
     if not schema["required"]:
         del schema["required"]
+
+
+_TABLES: Final = (*TABLES, *MULTIMODAL)
+_NO_TABLE: Final = "does not learn from the columns of a table"
+_READERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
+    "task_options": ((), "has no options"),
+    "target": ((*_TABLES, *SERIES), _NO_TABLE),
+    "features": (_TABLES, _NO_TABLE),
+    "allow_leaks": (_TABLES, _NO_TABLE),
+    "images": ((*IMAGES, *MULTIMODAL), "reads no images"),
+    "series": (SERIES, "forecasts no series"),
+    "train_on": (("supervised_finetuning",), "has its own targets"),
+    "label_separator": (LABEL_SETS, "has no lists of labels"),
+}
+"""Fields that only some of the built-in tasks read, with these tasks and why the others do not."""
 
 
 class DataConfig(Section):
@@ -247,14 +262,16 @@ class DataConfig(Section):
         return task
 
     @model_validator(mode="after")
-    def _built_in_tasks_have_no_options(self) -> DataConfig:
-        if self.task_options and plugins.is_ours(plugins.TASKS, self.task):
-            raise at_odds(
-                "data.task_options",
-                self.task_options,
-                f"{self.task} has no options",
-                "leave it out",
-            )
+    def _fields_are_of_the_task(self) -> DataConfig:
+        if not plugins.is_ours(plugins.TASKS, self.task):
+            return self
+        for name, (readers, why) in _READERS.items():
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                value = value.model_dump(exclude_defaults=True)
+            if value and self.task not in readers:
+                other = f", or use data.task {' or '.join(readers)}" if readers else ""
+                raise at_odds(f"data.{name}", value, f"{self.task} {why}", f"leave it out{other}")
         return self
 
     @property
@@ -266,8 +283,7 @@ class DataConfig(Section):
     def _columns_are_of_a_table(self) -> DataConfig:
         if not plugins.is_ours(plugins.TASKS, self.task):
             return self
-        tables = (*TABLES, *MULTIMODAL)
-        if self.task in (*tables, *SERIES) and self.target is None:
+        if self.task in (*TABLES, *MULTIMODAL, *SERIES) and self.target is None:
             raise at_odds(
                 "data.target",
                 None,
@@ -288,17 +304,6 @@ class DataConfig(Section):
                 f"{self.columns.weight!r} is data.columns.weight, which no model learns from",
                 "leave it out of one of the two",
             )
-        if self.task in tables:
-            return self
-        names = ("features", "allow_leaks")
-        for name in names if self.task in SERIES else ("target", *names):
-            if value := getattr(self, name):
-                raise at_odds(
-                    f"data.{name}",
-                    value,
-                    f"{self.task} does not learn from the columns of a table",
-                    f"leave it out, or use data.task {' or '.join(tables)}",
-                )
         return self
 
     @model_validator(mode="after")
@@ -323,28 +328,8 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _images_are_of_the_task(self) -> DataConfig:
-        reads = self.task in (*IMAGES, *MULTIMODAL) or not plugins.is_ours(plugins.TASKS, self.task)
-        if self.images != ImagesConfig() and not reads:
-            raise at_odds(
-                "data.images",
-                self.images.model_dump(exclude_defaults=True),
-                f"{self.task} reads no images",
-                f"leave it out, or use data.task {' or '.join((*IMAGES, *MULTIMODAL))}",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _series_are_of_the_task(self) -> DataConfig:
-        given = self.series.model_dump(exclude_defaults=True)
         if self.task not in SERIES:
-            if given and plugins.is_ours(plugins.TASKS, self.task):
-                raise at_odds(
-                    "data.series",
-                    given,
-                    f"{self.task} forecasts no series",
-                    f"leave it out, or use data.task {' or '.join(SERIES)}",
-                )
             return self
         if self.series.horizon is None:
             raise at_odds(
@@ -358,7 +343,7 @@ class DataConfig(Section):
         if len({*columns}) < len(columns):
             raise at_odds(
                 "data.series",
-                given,
+                self.series.model_dump(exclude_defaults=True),
                 f"data.target is {self.target!r}, and each needs a column of its own",
                 "name other columns",
             )
@@ -389,33 +374,6 @@ class DataConfig(Section):
                 self.long_records,
                 f"{self.task} does not support it",
                 f"use {' or '.join(choices)}, or leave it out" if choices else "leave it out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _targets_are_of_chats(self) -> DataConfig:
-        if (
-            self.train_on
-            and self.task != "supervised_finetuning"
-            and plugins.is_ours(plugins.TASKS, self.task)
-        ):
-            raise at_odds(
-                "data.train_on",
-                self.train_on,
-                f"{self.task} has its own targets",
-                "leave it out, or use data.task supervised_finetuning",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _separated_labels_are_of_the_task(self) -> DataConfig:
-        ours = plugins.is_ours(plugins.TASKS, self.task)
-        if self.label_separator and self.task not in LABEL_SETS and ours:
-            raise at_odds(
-                "data.label_separator",
-                self.label_separator,
-                f"{self.task} has no lists of labels",
-                f"leave it out, or use data.task {' or '.join(LABEL_SETS)}",
             )
         return self
 

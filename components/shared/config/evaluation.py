@@ -9,7 +9,14 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.effects import Effect, IfSet, Section, at_odds, check_plugins
+from steadytrain.components.shared.effects import (
+    Effect,
+    IfSet,
+    Section,
+    at_odds,
+    check_plugins,
+    check_unread,
+)
 from steadytrain.components.techniques.adversarial_training import AttackConfig
 
 
@@ -53,15 +60,10 @@ class LandscapeConfig(Section):
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:
-        for name in ("radius", "records"):
-            value = getattr(self, name)
-            if not self.on and value != type(self).model_fields[name].default:
-                raise at_odds(
-                    f"evaluation.landscape.{name}",
-                    value,
-                    "with evaluation.landscape.points 0, nothing reads it",
-                    "set evaluation.landscape.points, such as 15, or leave it out",
-                )
+        if not self.on:
+            field = "evaluation.landscape.points"
+            others, fix = ("radius", "records"), f"set {field}, such as 15"
+            check_unread(self, "evaluation.landscape", others, f"with {field} 0", fix)
         return self
 
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.effects import Section, at_odds
+from steadytrain.components.shared.effects import Section, at_odds, check_unread
 from steadytrain.components.techniques.settings import ObjectiveConfig
 
 _STEP: Final = 0.3
@@ -56,15 +56,8 @@ class Attack(Section):
     def _check_read(self, field: str) -> None:
         """Reject fields that nothing would read."""
         unread = {"none": ("epsilon", "alpha", "steps", "norm"), "fgm": ("alpha", "steps")}
-        for name in unread.get(self.kind, ()):
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                raise at_odds(
-                    f"{field}.{name}",
-                    value,
-                    f"with {field}.kind {self.kind}, nothing reads it",
-                    f"set {field}.kind, or leave it out",
-                )
+        why, fix = f"with {field}.kind {self.kind}", f"set {field}.kind"
+        check_unread(self, field, unread.get(self.kind, ()), why, fix)
 
 
 class AdversarialConfig(Attack, ObjectiveConfig):

@@ -7,7 +7,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from steadytrain.components.shared.effects import IfSet, Section, at_odds, complete_address
+from steadytrain.components.shared.effects import (
+    IfSet,
+    Section,
+    at_odds,
+    check_unread,
+    complete_address,
+)
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques.curriculum import CUT
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
@@ -72,15 +78,10 @@ class HiddenConfig(Section):
 
     @model_validator(mode="after")
     def _is_read(self) -> HiddenConfig:
-        for field in ("loss", "layers"):
-            value = getattr(self, field)
-            if not self.on and value != type(self).model_fields[field].default:
-                raise at_odds(
-                    f"training.distillation.hidden.{field}",
-                    value,
-                    "without training.distillation.hidden.weight, nothing reads it",
-                    "set training.distillation.hidden.weight, or leave it out",
-                )
+        if not self.on:
+            address = "training.distillation.hidden"
+            switch = f"{address}.weight"
+            check_unread(self, address, ("loss", "layers"), f"without {switch}", f"set {switch}")
         if not self.layers:
             raise at_odds(
                 "training.distillation.hidden.layers",

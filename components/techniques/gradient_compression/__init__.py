@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.effects import at_odds
+from steadytrain.components.shared.effects import at_odds, check_unread
 from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
 
 _FIELD: Final = "training.gradient_compression"
@@ -55,15 +55,9 @@ class CompressionConfig(TechniqueConfig):
 
     @model_validator(mode="after")
     def _is_read(self) -> CompressionConfig:
-        for name in ("rank", "start"):
-            value = getattr(self, name)
-            if self.kind != "powersgd" and value != type(self).model_fields[name].default:
-                raise at_odds(
-                    f"training.gradient_compression.{name}",
-                    value,
-                    f"with kind {self.kind}, nothing reads it",
-                    "set training.gradient_compression.kind to powersgd, or leave it out",
-                )
+        if self.kind != "powersgd":
+            fix = f"set {_FIELD}.kind to powersgd"
+            check_unread(self, _FIELD, ("rank", "start"), f"with kind {self.kind}", fix)
         return self
 
 

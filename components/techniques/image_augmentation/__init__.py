@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from steadytrain.components.shared.effects import IfSet, at_odds
+from steadytrain.components.shared.effects import IfSet, check_unread
 from steadytrain.components.techniques.settings import ObjectiveConfig, Recipe
 
 
@@ -73,13 +73,11 @@ class ImageAugmentationConfig(ObjectiveConfig):
 
     def check(self, recipe: Recipe) -> None:
         del recipe
-        if not self.rand_operations and self.rand_magnitude != 9:
-            raise at_odds(
-                "training.image_augmentation.rand_magnitude",
-                self.rand_magnitude,
-                "without training.image_augmentation.rand_operations, nothing reads it",
-                "set training.image_augmentation.rand_operations, such as 2, or leave it out",
-            )
+        if not self.rand_operations:
+            address = "training.image_augmentation"
+            switch = f"{address}.rand_operations"
+            why, fix = f"without {switch}", f"set {switch}, such as 2"
+            check_unread(self, address, ("rand_magnitude",), why, fix)
 
     @property
     def on(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.effects import at_odds
+from steadytrain.components.shared.effects import check_unread
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 
 
@@ -54,12 +54,10 @@ class AugmentationConfig(ObjectiveConfig):
 
     @model_validator(mode="after")
     def _is_read(self) -> AugmentationConfig:
-        if not self.on and self.probability != type(self).model_fields["probability"].default:
-            raise at_odds(
-                "training.augmentation.probability",
-                self.probability,
-                "no operation is on, so nothing reads it",
-                "set deletion, swap or character_noise, or leave it out",
+        if not self.on:
+            fix = "set deletion, swap or character_noise"
+            check_unread(
+                self, "training.augmentation", ("probability",), "without an operation", fix
             )
         return self
 

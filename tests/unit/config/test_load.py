@@ -449,3 +449,24 @@ def test_an_override_without_a_value_is_an_error() -> None:
 def test_what_an_override_takes_back_is_named(caplog, overrides, said):
     load("causal-lm", overrides)
     assert (said in caplog.text) if said else not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("task_options", {"x": 1}, "has no options"),
+        ("target", "y", "does not learn from the columns of a table"),
+        ("features", ["x"], "does not learn from the columns of a table"),
+        ("allow_leaks", ["x"], "does not learn from the columns of a table"),
+        ("images", {"size": 8}, "reads no images"),
+        ("series", {"horizon": 2}, "forecasts no series"),
+        ("train_on", "all", "has its own targets"),
+        ("label_separator", ";", "has no lists of labels"),
+    ],
+)
+def test_a_field_that_the_task_does_not_read_is_rejected_by_name(field, value, why):
+    found = problems({**MINIMAL, "data": {**MINIMAL["data"], field: value}})
+    assert set(found) == {f"data.{field}"}
+    problem = found[f"data.{field}"]
+    assert (problem.value, problem.message) == (repr(value), f"causal_lm {why}")
+    assert problem.remedy.startswith("leave it out")

@@ -228,7 +228,9 @@ def configure(task="sequence_classification", **training):
 
 
 def test_without_an_operation_nothing_reads_the_probability():
-    with pytest.raises(ConfigError, match=r"training\.augmentation\.probability = 0\.5.*no opera"):
+    with pytest.raises(
+        ConfigError, match=r"training\.augmentation\.probability = 0\.5.*out an oper"
+    ):
         configure(augmentation={"probability": 0.5})
     with pytest.raises(ConfigError, match=r"training\.augmentation\.deletion = 1\.0"):
         configure(augmentation={"deletion": 1.0})
