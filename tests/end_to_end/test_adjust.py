@@ -42,7 +42,7 @@ HALF, AFTER = 2e-3, 6
 def made(folder, data, run, *, training=CONSTANT, ranks=1, **sections):
     """Return a run that is ready to train."""
     compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
-    recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0, "lease_seconds": 8}
+    recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
     sections = {"training": training, "compute": compute, "recovery": recovery} | sections
     return Bench.make(folder, data, run=run, **sections)
 

@@ -8,13 +8,11 @@ import sys
 
 import pytest
 
-from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_rank, wait_for
+from support.command import finish, kill_held
 from support.pictures import digits, write_folders
-from support.training import events_of
 
 SERVE = """
 import json, sys
@@ -63,10 +61,10 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(steadytra
     for name, content in broken.items():
         (source / "3" / name).write_bytes(content)
     fields = (f"data.source=[{source}]", *SETTINGS)
-    killed = steadytrain.start("images", *fields, "run=killed", "training.save_steps=20")
+    held, sets = steadytrain.held(40), (*fields, "run=killed", "training.save_steps=20")
+    killed = steadytrain.start("images", *sets, **held.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1)
-    kill_rank(workspace)
+    kill_held(held, killed)
     finish(killed, 900)
     # tests/unit/images/test_training.py compares the weights with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

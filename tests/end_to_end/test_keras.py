@@ -13,13 +13,11 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_rank, wait_for
+from support.command import finish, kill_held
 from support.tables import shipped, write_csv
-from support.training import events_of
 
 BACKEND = "tensorflow" if importlib.util.find_spec("tensorflow") else "jax"
 SERVE = """
@@ -52,10 +50,10 @@ def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
         *("training.max_steps=60", "training.early_stopping_patience=15"),
         "training.class_weights={kind: balanced}",
     )
-    killed = steadytrain.start("tabular", *fields, "run=killed", "training.save_steps=1")
+    held, sets = steadytrain.held(4), (*fields, "run=killed", "training.save_steps=1")
+    killed = steadytrain.start("tabular", *sets, **held.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3)
-    kill_rank(workspace)
+    kill_held(held, killed)
     finish(killed)
     # tests/unit/tabular/test_keras.py compares the model with that of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

@@ -62,7 +62,7 @@ def scraped(tmp_path_factory, collector):
         run="scraped",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1, "price_per_hour": PRICE},
-        recovery={"lease_seconds": 8, "backoff_seconds": 0.1},
+        recovery={"backoff_seconds": 0.1},
         tracking={"sinks": ["otlp"]},
         observability={
             "prometheus_port": port,

@@ -8,13 +8,11 @@ import sys
 
 import pytest
 
-from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_rank, wait_for
+from support.command import finish, kill_held
 from support.mixed import MIXED, write_mixed
-from support.training import events_of
 
 SERVE = """
 import json, sys
@@ -43,10 +41,10 @@ def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(stead
     table = write_mixed(tmp_path / "data", 600)
 
     fields = (f"data.source=[{table}]", *MIXED)
-    killed = steadytrain.start("multimodal", *fields, "run=killed", "training.save_steps=10")
+    held, sets = steadytrain.held(20), (*fields, "run=killed", "training.save_steps=10")
+    killed = steadytrain.start("multimodal", *sets, **held.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1)
-    kill_rank(workspace)
+    kill_held(held, killed)
     finish(killed, 900)
     # tests/unit/multimodal/test_training.py compares the weights with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from steadytrain.components.shared.toolchain import missing_for_disk
 from steadytrain.components.train import step
 
 from support.forked import on_ranks
+from support.held import Held
 from support.offloaded import MODEL, UNCLIPPED, compute, run_cases
 from support.ranks import ranks_of
 from support.strategies import MIDDLE
@@ -61,20 +61,23 @@ def test_files_change_nothing_that_is_learned(tmp_path, training):
 class Kills:
     """Kills rank 0 at the first checkpoint, and looks at the files before and after."""
 
-    def __init__(self, workspace):
-        self.workspace, self.seen = workspace, []
+    def __init__(self, workspace, held):
+        self.workspace, self.held, self.seen = workspace, held, []
 
     def emit(self, event):
         if isinstance(event, CheckpointSaved):
             self.seen.append(len([*self.workspace.offloaded.rglob("*.swp")]))
             if len(self.seen) == 1:
-                os.kill(ranks_of(self.workspace.attempts / "0001")[0].pid, signal.SIGKILL)
+                rank = ranks_of(self.workspace.attempts / "0001")[0]
+                rank.kill()
+                rank.wait()
+                self.held.hold(None)
 
     def close(self):
         pass
 
 
-def test_killed_run_ends_as_one_in_memory_and_leaves_no_files(tmp_path, data):
+def test_killed_run_ends_as_one_in_memory_and_leaves_no_files(tmp_path, data, monkeypatch):
     recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
 
     def bench(name, offload):
@@ -83,7 +86,10 @@ def test_killed_run_ends_as_one_in_memory_and_leaves_no_files(tmp_path, data):
 
     memory, killed = bench("memory", "none"), bench("killed", "disk")
     assert step.run(memory.config, memory.data, sinks=[]).succeeded
-    killer = Kills(killed.workspace)
+    held = Held(tmp_path / "held", MIDDLE)
+    for name, value in held.everywhere.items():
+        monkeypatch.setenv(name, value)
+    killer = Kills(killed.workspace, held)
     outcome = step.run(killed.config, killed.data, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     assert events_of(killed.workspace, AttemptStarted)[1].resumed_from_step == MIDDLE

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from steadytrain.components.shared.digest import file_digest
-from steadytrain.components.shared.events.types import AttemptEnded, CheckpointSaved, TrainingStep
+from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep
 from steadytrain.components.shared.records import (
     EvaluationRecord,
     GateRecord,
@@ -19,7 +19,7 @@ from steadytrain.components.shared.records import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import processes_of
 
-from support.command import finish, kill_rank, wait_for
+from support.command import finish, held_rank, kill_held, wait_for
 from support.data import write_jsonl
 from support.fruits import FRUITS, SCIKIT_LEARN, fruity
 from support.plugins import install_example
@@ -52,12 +52,14 @@ print(json.dumps({"labels": list(labels), "losses": max(map(len, histories))}))
 @pytest.fixture
 def start(steadytrain, tmp_path):
     """Return a function that starts a program where the package is installed."""
-    site = {"PYTHONPATH": str(install_example(tmp_path / "example"))}
+    site = str(install_example(tmp_path / "example"))
 
-    def started(program, *arguments):
+    def started(program, *arguments, held=None):
+        told = held.everywhere if held else {}
+        told["PYTHONPATH"] = ":".join([site, *filter(None, [told.get("PYTHONPATH")])])
         return subprocess.Popen(
             [sys.executable, "-c", program, *map(str, arguments)],
-            env=steadytrain.environment(**site),
+            env=steadytrain.environment(**told),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -90,10 +92,11 @@ def test_sklearn_run_is_killed_resumed_gated_registered_and_loaded(start, config
 
     # The rank is killed, and the supervisor tries again. Then the supervisor is killed, too.
     workspace = Workspace(steadytrain.output, "killed")
-    program = start(STEPS, killed, "preprocess", "train")
-    wait_for(lambda: events_of(workspace, CheckpointSaved))
-    kill_rank(workspace)
-    wait_for(lambda: {event.attempt for event in events_of(workspace, TrainingStep)} == {1, 2})
+    held = steadytrain.held(1)
+    program = start(STEPS, killed, "preprocess", "train", held=held)
+    kill_held(held, program, then=30)
+    held_rank(held, program)
+    assert {event.attempt for event in events_of(workspace, TrainingStep)} == {1, 2}
     program.kill()
     program.communicate()
     wait_for(lambda: not processes_of(workspace.attempts))

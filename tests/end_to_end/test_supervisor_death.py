@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
-    CheckpointSaved,
     SupervisorStarted,
 )
 from steadytrain.components.shared.lease import Generations, hold
@@ -27,11 +25,12 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.supervisor import Supervisor
 from steadytrain.components.train.recovery.takeover import inputs_digest
 
-from support.command import wait_for
+from support.command import held_rank, wait_for
 from support.forked import ForkedLauncher
+from support.held import Held
 from support.proxy import proxy_to
 from support.s3 import CREDENTIALS, make_bucket, moto_server
-from support.training import Bench, events_of, language_rows, weights_digest, write_data
+from support.training import Bench, language_rows, weights_digest, write_data
 
 RECIPE = {
     "max_steps": 60,
@@ -42,18 +41,18 @@ RECIPE = {
     "save_steps": 4,
     "logging_steps": 1,
 }
+# Ranks without a supervisor end after half of the lease, if a busy machine did not renew it, too.
+RECOVERY = {"lease_seconds": 40, "stop_grace_seconds": 1, "backoff_seconds": 0}
 SUPERVISE = """
 import sys
 from steadytrain.components.shared.config import load
 from steadytrain.components.train.step import run
 run(load(sys.argv[1]))
 """
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+def bench(tmp_path):
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
 
     def make(run, task, *, ranks=1, training=RECIPE, **recovery):
@@ -63,14 +62,20 @@ def bench(tmp_path, monkeypatch):
             run=run,
             training=training,
             compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
-            recovery={"lease_seconds": 8, "backoff_seconds": 0, **recovery},
+            recovery={**RECOVERY, **recovery},
         )
 
     return make
 
 
 @pytest.fixture
-def supervise():
+def held(tmp_path):
+    """Hold the ranks of separate supervisors at their first checkpoint."""
+    return Held(tmp_path / "held", 0)
+
+
+@pytest.fixture
+def supervise(held):
     """Return a function that starts a supervisor as a separate program."""
     begun = []
 
@@ -79,17 +84,14 @@ def supervise():
         bench.workspace.config.write_text(bench.config.to_yaml())
         bench.data.save(bench.workspace.record("preprocess"))
         command = [sys.executable, "-c", SUPERVISE, str(bench.workspace.config)]
-        begun.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        environment = {**os.environ, **held.everywhere}
+        begun.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
         return begun[-1]
 
     yield start
     for program in begun:
         program.kill()
         program.communicate()
-
-
-def checkpoints(bench, attempt):
-    return [e for e in events_of(bench.workspace, CheckpointSaved) if e.attempt == attempt]
 
 
 def test_rank_of_a_superseded_supervisor_commits_nothing(bench):
@@ -163,43 +165,48 @@ def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
     assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
 
 
-def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise):
-    run = bench("run", "support.faults:Slow", ranks=2)
-    undisturbed = bench("undisturbed", "causal_lm", ranks=2)
+def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise, held):
+    run, undisturbed = (
+        bench("run", "causal_lm", ranks=2),
+        bench("undisturbed", "causal_lm", ranks=2),
+    )
     killed = supervise(run)
-    wait_for(lambda: checkpoints(run, 1))
+    held_rank(held, killed)
     killed.kill()
     killed.wait()
     wait_for(lambda: not processes_of(run.workspace.attempts))
 
-    quick = run.data.model_copy(update={"task": "causal_lm"})
     for one, attempts in ((run, 2), (undisturbed, 1)):
-        outcome = Supervisor(one.config, quick, ForkedLauncher(2)).run()
+        outcome = Supervisor(one.config, one.data, ForkedLauncher(2)).run()
         assert (outcome.outcome, outcome.attempts) == ("finished", attempts)
     assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(bench, supervise, ranks):
+def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(
+    bench, supervise, held, ranks
+):
     undisturbed = bench("undisturbed", "causal_lm", ranks=ranks)
-    run = bench("run", "support.faults:Slow", ranks=ranks)
+    run = bench("run", "causal_lm", ranks=ranks)
     workspace = run.workspace
     assert step.run(undisturbed.config, undisturbed.data).succeeded
 
     killed = supervise(run)
-    wait_for(lambda: checkpoints(run, 1))
+    held_rank(held, killed)
     with pytest.raises(RunBusy, match=f"process {killed.pid} on "):
         step.run(run.config, run.data)
     killed.kill()
     killed.wait()
     wait_for(lambda: not processes_of(workspace.attempts))
 
+    held.hold(0)
     stopped = supervise(run)
-    wait_for(lambda: checkpoints(run, 2))
+    held_rank(held, stopped)
     stopped.send_signal(signal.SIGSTOP)
     # The agent does not depend on its supervisor: when the lease expires, the ranks exit.
     wait_for(lambda: not processes_of(workspace.attempts))
+    held.hold(None)
 
     outcome = step.run(run.config, run.data)
     assert (outcome.outcome, outcome.attempts) == ("finished", 3)

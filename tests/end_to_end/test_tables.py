@@ -10,14 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.shared.digest import file_digest
-from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.model import load
 
-from support.command import finish, kill_rank, wait_for
+from support.command import finish, kill_held
 from support.tables import LINEAR, REGRESSION, shipped, write_csv
-from support.training import events_of
 
 SERVE = """
 import json, sys
@@ -44,8 +42,8 @@ def fields(source, run):
 def start(steadytrain):
     """Return a function that starts a run on a table."""
 
-    def started(source, run, *overrides):
-        return steadytrain.start("tabular", *fields(source, run), *overrides)
+    def started(source, run, *overrides, **environment):
+        return steadytrain.start("tabular", *fields(source, run), *overrides, **environment)
 
     return started
 
@@ -67,10 +65,10 @@ def served(steadytrain, uri, source):
 def test_table_is_trained_killed_resumed_gated_registered_and_served(start, steadytrain, tmp_path):
     source = write_csv(tmp_path, shipped("breast_cancer"))
     settings = ["training.early_stopping_patience=50", "training.max_steps=40"]
-    killed = start(source, "killed", *settings, "training.save_steps=1")
+    held = steadytrain.held(4)
+    killed = start(source, "killed", *settings, "training.save_steps=1", **held.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3)
-    kill_rank(workspace)
+    kill_held(held, killed)
     finish(killed)
     # tests/unit/tabular/test_learners.py compares the trees with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2
@@ -104,10 +102,9 @@ def test_killed_run_of_any_boosting_predicts_the_same(
         "training.max_steps=40",
     ]
     # With equal settings, the second run would take the first one's model.
-    killed = start(source, "killed", *settings, "training.save_steps=1")
-    workspace = Workspace(steadytrain.output, "killed")
-    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3)
-    kill_rank(workspace)
+    held = steadytrain.held(4)
+    killed = start(source, "killed", *settings, "training.save_steps=1", **held.everywhere)
+    kill_held(held, killed)
     finish(killed)
     steadytrain.train("tabular", *fields(source, "quiet"), *settings)
     records = shipped("breast_cancer").drop(columns="target").to_dict("records")

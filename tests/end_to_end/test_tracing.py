@@ -60,7 +60,6 @@ def run(tmp_path_factory, collector):
         run="traced",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1},
-        recovery={"lease_seconds": 8},
         tracking={"sinks": ["otlp"]},
         observability={"otlp_endpoint": collector.endpoint},
     )

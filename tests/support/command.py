@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder, Beat
+import psutil
+
+from support.held import Held
 
 COMPILED = f"torchinductor_{getpass.getuser()}"
 """The folder in TMPDIR where torch keeps compiled code for all processes of a user."""
@@ -107,15 +107,22 @@ class Command:
         assert done.returncode == 0, done.stdout + done.stderr
         return Done(done.returncode, done.stdout, done.stderr, self.output)
 
-    def start(self, source: object, *sets: str) -> subprocess.Popen[str]:
+    def start(self, source: object, *sets: str, **environment: str) -> subprocess.Popen[str]:
         """Start a run, and do not wait for it."""
-        return self.begin("run", source, sets=sets)
+        return self.begin("run", source, sets=sets, **environment)
 
-    def begin(self, *arguments: object, sets: tuple[str, ...]) -> subprocess.Popen[str]:
+    def held(self, step: int) -> Held:
+        """Hold a run, which gets the variables in `everywhere`, at a checkpoint."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        return Held(self.output.parent / "held", step)
+
+    def begin(
+        self, *arguments: object, sets: tuple[str, ...], **environment: str
+    ) -> subprocess.Popen[str]:
         """Start a command that writes runs, and do not wait for it."""
         return subprocess.Popen(
             self.line(*arguments, "--output", self.output, sets=sets),
-            env=self.environment(),
+            env=self.environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -146,14 +153,27 @@ def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
         time.sleep(0.05)
 
 
-def kill_rank(workspace: Workspace, step: int = 0) -> None:
-    """Send SIGKILL to rank 0 of the first attempt once it has beaten at this step."""
-    heartbeat = AttemptFolder(workspace.attempts / "0001").heartbeat(0)
+def held_rank(held: Held, program: subprocess.Popen[str]) -> psutil.Process:
+    """Wait until a rank of a program is held, and return it."""
 
-    def beat() -> Beat | None:
-        # The file exists before the first beat is in it.
-        found = Beat.read(heartbeat)
-        return found if found and found.step >= step else None
+    def rank() -> int | None:
+        assert program.poll() is None, program.communicate()
+        return held.pid()
 
-    wait_for(beat)
-    os.kill(beat().pid, signal.SIGKILL)
+    wait_for(rank)
+    return psutil.Process(held.pid())
+
+
+def kill_held(held: Held, program: subprocess.Popen[str], then: int | None = None) -> None:
+    """Send SIGKILL to a program's rank once it is held; hold the next one at a later step."""
+    killed = held_rank(held, program)
+    killed.kill()
+
+    def dead() -> bool:
+        try:
+            return killed.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_for(dead)
+    held.hold(then)

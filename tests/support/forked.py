@@ -19,13 +19,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from steadytrain.components.shared.events import Event, EventStream
-from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.launcher import Launcher
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
+from support.held import hold_this_process
 from support.ports import free_port
 from support.training import TEST_ENVIRONMENT, Bench
 
@@ -48,16 +47,16 @@ _PRELOAD = [
 def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
     """Run a rank from start to end; its output goes to the log of a launched rank.
 
-    ADDRESS_SPACE limits its memory in bytes. It writes its peak to FOLDER/peak. After a checkpoint
-    from step HOLD_STEP on, it saves no other one while the file HOLD_FILE exists.
+    ADDRESS_SPACE limits its memory in bytes. It writes its peak to FOLDER/peak. It waits where
+    `support.held` says.
     """
     import torch
 
     from steadytrain.components.train.loop.main import main
 
     os.environ.update(environment)
-    if file := environment.get("HOLD_FILE"):
-        _hold_after(int(environment["HOLD_STEP"]), Path(file))
+    if "HELD_FILE" in environment:
+        hold_this_process(environment)
     torch.set_num_threads(1)
     # Each further arena takes 64 MB of addresses, and threads that meet in malloc make one.
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
@@ -71,18 +70,6 @@ def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
     status = main(folder)
     Path(folder, "peak").write_text(str(peak()))
     sys.exit(status)
-
-
-def _hold_after(step: int, file: Path) -> None:
-    emit = EventStream.emit
-
-    def emit_and_hold(stream: EventStream, event: Event) -> None:
-        emit(stream, event)
-        if isinstance(event, CheckpointSaved) and event.step >= step:
-            while file.exists():
-                time.sleep(0.02)
-
-    EventStream.emit = emit_and_hold  # type: ignore[method-assign]
 
 
 def peak() -> int:

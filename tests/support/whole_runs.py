@@ -12,6 +12,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
 
 from support.forked import ForkedLauncher, train
+from support.held import Held
 from support.training import Bench
 
 RECIPE = {
@@ -35,8 +36,8 @@ class KillsOnce:
     def __init__(self, launcher: ForkedLauncher, *, step: int = 0, rank: int = 0) -> None:
         self.launcher, self.step, self.done = launcher, step, False
         self.rank = rank % launcher.world_size
-        self.held = tempfile.NamedTemporaryFile()  # noqa: SIM115
-        launcher.environment |= {"HOLD_FILE": self.held.name, "HOLD_STEP": str(step)}
+        self.held = Held(Path(tempfile.mkdtemp(), "held"), step)
+        launcher.environment |= self.held.environment
 
     def emit(self, event: Any) -> None:
         if isinstance(event, CheckpointSaved) and event.step >= self.step and not self.done:
@@ -45,7 +46,7 @@ class KillsOnce:
     def kill(self) -> None:
         self.done = True
         self.launcher.kill(self.rank)
-        self.held.close()
+        self.held.hold(None)
 
     def close(self) -> None:
         pass
