@@ -168,9 +168,11 @@ def test_output_that_cannot_be_written(steadytrain, given, tmp_path):
 def test_tracking_server_down_at_the_start(steadytrain, given):
     port = free_port()
     done = steadytrain.run(
-        given(records=texts()), MLFLOW_TRACKING_URI=f"http://user:hunter2@127.0.0.1:{port}"
+        given(records=texts()),
+        "recovery.server_wait_seconds=5",
+        MLFLOW_TRACKING_URI=f"http://user:hunter2@127.0.0.1:{port}",
     )
-    assert_refused(done, f"127.0.0.1:{port}", step="begin")
+    assert_refused(done, "waiting up to 5 s", f"127.0.0.1:{port}", step="begin")
     written = [path.read_bytes() for path in steadytrain.output.rglob("*") if path.is_file()]
     assert not any(b"hunter2" in content for content in written)
     assert "hunter2" not in done.out + done.err
