@@ -25,7 +25,6 @@ from support.training import events_of
 SETS = (
     *TINY_LM,
     "compute.device=cpu",
-    "recovery.lease_seconds=10",
     "recovery.backoff_seconds=0",
     "training.max_steps=4",
     "training.eval_steps=2",

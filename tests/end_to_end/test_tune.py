@@ -38,7 +38,6 @@ SETS = (
     *TINY_LM,
     "compute.device=cpu",
     "compute.threads_per_rank=1",
-    "recovery.lease_seconds=10",
     "recovery.backoff_seconds=0",
     "training.max_steps=8",
     "training.eval_steps=2",
