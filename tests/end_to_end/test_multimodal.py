@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -12,7 +14,7 @@ from steadytrain.components.shared.records import EvaluationRecord, Registration
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import finish, kill_held
-from support.mixed import MIXED, write_mixed
+from support.mixed import MIXED, add_backs, write_mixed
 
 SERVE = """
 import json, sys
@@ -71,3 +73,46 @@ def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(stead
     assert sum(hits) / len(hits) > 0.85
     rows = [json.loads(line) for line in scored.out.splitlines()]
     assert [row["prediction"] for row in rows] == found["prediction"]
+
+
+@pytest.mark.slow
+def test_records_with_several_pictures_are_predicted_and_served_alike(steadytrain, tmp_path):
+    table = write_mixed(tmp_path / "data", 200)
+    rows = add_backs(table)
+    fields = [f"data.source=[{table}]", *MIXED[:-2], "training.num_train_epochs=2"]
+    done = steadytrain.run("multimodal", *fields, "data.columns.image=[picture, back]", "run=two")
+    assert done.code == 0, done.err
+    address = "models:/multimodal/1"
+    scored = steadytrain("predict", address, table, "--output", steadytrain.output)
+    assert scored.code == 0, scored.err
+    expected = [json.loads(line) for line in scored.out.splitlines()]
+    assert len(expected) == len(rows)
+    records = rows.drop(columns="kind").to_dict("records")
+    for record in records:
+        for column in ("picture", "back"):
+            picture = table.parent / record[column]
+            record[column] = (
+                base64.b64encode(picture.read_bytes()).decode() if record[column] else None
+            )
+    turned = [
+        {**record, "picture": record["back"], "back": record["picture"]} for record in records
+    ]
+    server = steadytrain.begin("serve", address, "--port", "0", sets=())
+    try:
+        url = server.stdout.readline().split()[0]
+        found, other = (answers(url, each[:50]) for each in (records, turned))
+    finally:
+        server.terminate()
+        server.communicate()
+    assert [row["prediction"] for row in found] == [row["prediction"] for row in expected[:50]]
+    for one, same in zip(found, expected, strict=False):
+        chances = {name: one[name] for name in one if name != "prediction"}
+        assert chances == pytest.approx({name: same[name] for name in chances}, rel=1e-4)
+    assert found != other, "each column has a place of its own"
+
+
+def answers(url, records):
+    content = json.dumps({"records": records}).encode()
+    request = Request(f"{url}/predict", content, {"content-type": "application/json"})
+    with urlopen(request, timeout=120) as answer:
+        return json.load(answer)["predictions"]
