@@ -371,6 +371,10 @@ def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
         yield "The validation loss is the mean over batches, not over tokens."
     if kind == "images":
         yield "No preprocessor_config.json is written: prepare images as steadytrain does."
+        yield (
+            "Batch normalization, if the model has it, is over the micro-batch of each rank, and "
+            "in the run over those of all ranks. It also lets differences by rounding grow."
+        )
     if kind in ("classes", "label_sets", "images") and config.model.base:
         yield (
             "If the base model has a head for the same classes in another order, the run reorders "

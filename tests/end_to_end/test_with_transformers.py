@@ -179,7 +179,8 @@ CASES = {
     ),
     "images by timm": (
         *IMAGES,
-        "model.config={model_type: timm_wrapper, architecture: resnet10t}",
+        "model.config={model_type: timm_wrapper, architecture: vit_tiny_patch16_224, "
+        "model_args: {patch_size: 2, embed_dim: 32, depth: 2, num_heads: 2}}",
     ),
     "images from a base": (*IMAGES, "model.base={folder}/vit", "model.config={}"),
 }
