@@ -7,7 +7,7 @@ vocabulary: 2.1 of 5.9 GB in Llama-3.1-8B.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -206,16 +206,11 @@ def attach(module: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Module:
     """
     from peft import LoraConfig, get_peft_model
 
-    heads = list(_heads(module))
-    # Frozen, they would have other random values wherever the base is loaded.
-    new = [name for name in new_modules(module) if name.partition(".")[0] not in heads]
     config = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.scale,
         lora_dropout=adapter.dropout,
-        target_modules=adapter.targets or _linear(module),
-        exclude_modules=new or None,
-        modules_to_save=[*heads, *new] or None,
+        **adapted_parts(module, adapter.targets, new_modules(module)),
     )
     tied = tied_tables(module)
     try:
@@ -243,6 +238,23 @@ def attach(module: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Module:
     return adapted
 
 
+def adapted_parts(module: Any, targets: Any, new: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of LoraConfig that say what gets adapters, and what is trained itself.
+
+    Args:
+        targets: names of layers; None or empty for all linear ones.
+        new: modules whose weights are not from a file.
+    """
+    heads = list(_heads(module))
+    # Frozen, they would have other random values wherever the base is loaded.
+    other = [name for name in new if name.partition(".")[0] not in heads]
+    return {
+        "target_modules": targets or _linear(module),
+        "exclude_modules": other or None,
+        "modules_to_save": [*heads, *other] or None,
+    }
+
+
 def _linear(module: Any) -> str | list[str]:
     """Return all linear layers except the output embeddings.
 
@@ -263,8 +275,10 @@ def _linear(module: Any) -> str | list[str]:
 def _heads(module: Any) -> Iterator[str]:
     """Yield the names of modules outside the base model, except the output embeddings.
 
-    A classifier, for example, starts from random weights.
+    A classifier, for example, starts from random weights. A base model alone has none.
     """
+    if getattr(module, "base_model", None) is module:
+        return
     inner = getattr(module, "base_model_prefix", "")
     words = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     for name, child in module.named_children():

@@ -26,14 +26,8 @@ from steadytrain.components.train.recovery.history import History
 
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
-_ADAPTED: Final = (
-    "causal_lm",
-    "supervised_finetuning",
-    "denoising",
-    "preference",
-    "unpaired_preference",
-)
-"""Tasks whose scripts have adapters."""
+_UNADAPTED: Final = ("masked_lm", "text_embedding")
+"""Tasks whose scripts have no adapters."""
 _KINDS: Final = {
     **dict.fromkeys(("causal_lm", "supervised_finetuning"), "documents"),
     "masked_lm": "masked",
@@ -268,7 +262,7 @@ def _adapter(config: RunConfig) -> dict[str, Any] | None:
         "r": adapter.rank,
         "lora_alpha": adapter.scale,
         "lora_dropout": adapter.dropout,
-        "target_modules": adapter.targets or "all-linear",
+        "target_modules": adapter.targets or None,
     }
 
 
@@ -304,7 +298,7 @@ def _refused(config: RunConfig) -> Iterator[str]:
         if value not in known:
             yield f"{field} {value}: the script can do {', '.join(known)}"
     yield from _lacking(config)
-    if model.adapter.kind != "none" and task not in _ADAPTED:
+    if model.adapter.kind != "none" and task in _UNADAPTED:
         yield f"model.adapter.kind {model.adapter.kind}: the script has no adapters for {task}"
     if str(model.base or "").startswith(("s3:", "models:")):
         yield f"model.base {model.base}: download it, and give its folder"

@@ -184,7 +184,18 @@ CASES = {
     ),
     "images from a base": (*IMAGES, "model.base={folder}/vit", "model.config={}"),
 }
+CASES |= {
+    f"{case} with adapters": (
+        *CASES[case],
+        "model.adapter={kind: lora, rank: 4, alpha: 8, dropout: 0.0}",
+    )
+    for case in ("sequence-classification", "regression")
+}
 PRESETS = {
+    **dict.fromkeys(
+        ("sequence-classification with adapters", "regression with adapters"),
+        "sequence-classification",
+    ),
     **dict.fromkeys(("multi-label", "regression"), "sequence-classification"),
     **dict.fromkeys(("preference with adapters", "answers", "answers with adapters"), "preference"),
     **dict.fromkeys(("images by timm", "images from a base"), "images"),

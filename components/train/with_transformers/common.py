@@ -25,6 +25,7 @@ from transformers import (
     set_seed,
 )
 
+from steadytrain.components.tasks.frozen_parts import adapted_parts
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.mixup.mixing import PARTNER
 from steadytrain.components.techniques.order import RowOrder
@@ -218,7 +219,7 @@ def build_model(kind: Kind) -> Any:
         fields = token_fields(kind.tokenizer) if kind.tokenizer else {}
         settings |= RUN["dropout"].get(RUN["config"]["model_type"], {})
         config = AutoConfig.for_model(**{**fields, **settings, **kind.config()})
-        return with_adapter(kind.auto.from_config(config, dtype=torch.float32))
+        return kind.auto.from_config(config, dtype=torch.float32)
     where = {} if RUN["revision"] is None else {"revision": RUN["revision"]}
     new_head = bool(settings)
     if RUN["dropout"]:
@@ -237,7 +238,7 @@ def build_model(kind: Kind) -> Any:
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             # Or a forward pass without gradients would repack the weights for good.
             layer.support_avx512bf16_for_cpu = False
-    return with_adapter(model)
+    return model
 
 
 def token_fields(tokenizer: Any) -> dict[str, Any]:
@@ -268,13 +269,15 @@ def quantization() -> dict[str, Any]:
     return {"dtype": computed, "quantization_config": how, "device_map": {"": device}}
 
 
-def with_adapter(model: Any) -> Any:
+def with_adapter(model: Any, kind: Kind) -> Any:
     """Return the model with low-rank adapters, if the run trains those."""
     if RUN["adapter"] is None:
         return model
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(**RUN["adapter"]))
+    new = sorted({name.rpartition(".")[0] for name in kind.new})
+    parts = adapted_parts(model, RUN["adapter"]["target_modules"], new)
+    return get_peft_model(model, LoraConfig(**{**RUN["adapter"], **parts}))
 
 
 def located(address: str) -> str:
@@ -362,6 +365,7 @@ def train(kind_type: type[Kind]) -> None:
     # Before the arguments, which may have each rank load only its part of the weights.
     model = build_model(kind)
     kind.begin(rows, model)
+    model = with_adapter(model, kind)
     how = TrainingArguments(given.output, **arguments)
     if how.n_gpu > 1:
         raise SystemExit(f"{how.n_gpu} GPUs for one process: start it with torchrun")

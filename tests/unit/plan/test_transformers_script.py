@@ -30,6 +30,7 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
     ("preset", "change", "field"),
     [
         ("text-embedding", "model.adapter.kind=lora", "model.adapter.kind lora"),
+        ("masked-lm", "model.adapter.kind=lora", "model.adapter.kind lora"),
         ("multi-task", "training.seed=7", "data.task multi_task"),
         ("images", "training.mixup.alpha=0.2", "training.mixup"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
@@ -42,7 +43,6 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
         ("sequence-classification", "training.layer_decay=0.9", "training.layer_decay"),
         ("causal-lm", "training.param_groups=[{match: embed, lr_scale: 0.5}]", "training.param_"),
         ("chat", QUANTIZED_HEAD, "model.adapter.frozen_head 8bit"),
-        ("sequence-classification", "model.adapter.kind=lora", "model.adapter.kind lora"),
         ("preference", "training.averaging.kind=ema", "training.averaging"),
         ("chat", "model.added_tokens=[<note>]", "model.added_tokens"),
     ],

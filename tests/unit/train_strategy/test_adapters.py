@@ -8,7 +8,12 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
 
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.digest import BASE_FILE, weights_digest
@@ -246,3 +251,12 @@ def test_only_linear_layers_are_adapted_beside_stacked_experts():
         "v_proj",
         "o_proj",
     }
+
+
+def test_only_adapters_of_a_model_without_a_head_are_trained():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = AutoConfig.for_model("bert", vocab_size=50, num_attention_heads=2, **sizes)
+    model = attach(AutoModel.from_config(config), AdapterConfig(kind="lora", rank=4))
+    names = [name for name, item in model.named_parameters() if item.requires_grad]
+    assert names
+    assert all(".lora_" in name for name in names)
