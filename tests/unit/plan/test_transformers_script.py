@@ -30,7 +30,6 @@ QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
     ("preset", "change", "field"),
     [
         ("text-embedding", "model.adapter.kind=lora", "model.adapter.kind lora"),
-        ("masked-lm", "model.adapter.kind=lora", "model.adapter.kind lora"),
         ("multi-task", "training.seed=7", "data.task multi_task"),
         ("images", "training.mixup.alpha=0.2", "training.mixup"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
