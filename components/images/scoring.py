@@ -20,14 +20,14 @@ from steadytrain.components.images.predictor import SETTINGS
 from steadytrain.components.images.training import image_scale, scaled
 from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.base import Components, Part
+from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
 from steadytrain.components.tasks.packaging import never_wrapped, save_model
 from steadytrain.components.tasks.scoring.classification import (
+    ClassScorer,
     class_scores,
     label_indices,
-    score_class_frequencies,
 )
 from steadytrain.components.tasks.served import ServedPackager
 
@@ -37,7 +37,7 @@ _PREPARATION: Final = ("size", "color", "resize", "interpolation")
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
 
 
-class ImageScorer(Part):
+class ImageScorer(ClassScorer):
     """Scores predicted classes."""
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
@@ -60,9 +60,6 @@ class ImageScorer(Part):
         answers = batched(answer, images, self.config.evaluation.batch_size, lambda _: 1)
         chances = np.array(answers).reshape(-1, len(self.data.labels))
         return class_scores(records, truth, chances)
-
-    def score_baseline(self, records: pa.Table) -> pa.Table | None:
-        return score_class_frequencies(self.data, records)
 
 
 class ImagePackager(ServedPackager):

@@ -24,12 +24,12 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as table
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import plain_number
-from steadytrain.components.tasks.base import Components, Part
+from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.classification import (
+    ClassScorer,
     class_scores,
     label_indices,
-    score_class_frequencies,
 )
 from steadytrain.components.tasks.served import ServedPackager
 
@@ -38,7 +38,7 @@ _CODE: Final = {"model.py": fused, "table.py": table, "pixels.py": pixels}
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
 
 
-class MultimodalScorer(Part):
+class MultimodalScorer(ClassScorer):
     """Scores predicted classes."""
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
@@ -58,9 +58,6 @@ class MultimodalScorer(Part):
             answer, range(len(values)), self.config.evaluation.batch_size, lambda _: 1
         )
         return class_scores(records, truth, np.array(answers).reshape(-1, len(self.data.labels)))
-
-    def score_baseline(self, records: pa.Table) -> pa.Table | None:
-        return score_class_frequencies(self.data, records)
 
 
 def _pixels(config: RunConfig, data: DataRecord, records: pa.Table) -> list[list[Any]]:

@@ -243,7 +243,7 @@ def row_lengths(config: RunConfig, count: int) -> list[int]:
     data = prepared(config)
     if data is None:
         return [config.data.sequence_length] * count
-    rows = Rows([data.path(name) for name in data.sides["train"].shards])
+    rows = Rows.of(data, "train")
     order = order_of(rows, OpenTask(config, data).training, config.training)
     return [len(rows[index]["input_ids"]) for index in order.take(0, count)]
 

@@ -168,7 +168,7 @@ class Trial:
     def __init__(self, config: RunConfig, known: KnownData) -> None:
         self.config, self.known, self.data = config, known, known.record
         self.task: Any = OpenTask(config, self.data).training
-        self.rows = Rows([self.data.path(name) for name in self.data.sides["train"].shards])
+        self.rows = Rows.of(self.data, "train")
         self._peaks: dict[tuple[int, bool, bool], Peak] = {}
 
     def on(self, gpu: Gpu, prices: str = OWN_PRICES) -> NetworkPlan:

@@ -184,7 +184,7 @@ def _network(
     memory += known.rows * _DOUBLE
     if not calibrate:
         return task.model.size, weights, memory, None
-    rows = Rows([data.path(name) for name in data.sides["train"].shards])
+    rows = Rows.of(data, "train")
     optimizer = torch.optim.AdamW(network.parameters())
     seconds = list[float]()
     for step in range(_TIMED):

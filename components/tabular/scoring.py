@@ -8,16 +8,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import TableModel, load, plain_number
 from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.scoring.classification import (
+    ClassScorer,
     class_scores,
     label_indices,
-    score_class_frequencies,
 )
 from steadytrain.components.tasks.scoring.multi_label import (
     label_flags,
@@ -33,20 +31,13 @@ _SURE: Final = -1e-15
 """The largest logarithm of a probability, so that its odds are finite."""
 
 
-class TableClassScorer:
+class TableClassScorer(ClassScorer):
     """Scores predicted classes."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        del config
-        self.data = data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         truth = label_indices(records, self.data.labels)
         outputs = _outputs(components, records)
         return class_scores(records, truth, outputs, components["model"].decided(outputs))
-
-    def score_baseline(self, records: pa.Table) -> pa.Table | None:
-        return score_class_frequencies(self.data, records)
 
 
 class TableLabelsScorer(Part):
@@ -81,10 +72,6 @@ def _outputs(components: Components, records: pa.Table) -> Any:
 
 class TablePackager(ServedPackager):
     """Loads what learners export, and logs it to MLflow with its preparation inside."""
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        del config
-        self.data = data
 
     def load_exported(self, folder: Path) -> Components:
         """Load a model, with the code of this version and not with that in the folder.

@@ -14,7 +14,12 @@ from steadytrain.components.tabular.encoder import (
     NumberTableEncoder,
 )
 from steadytrain.components.tasks.base import Task, field_names, late
-from steadytrain.components.tasks.built_in import label_metrics, tested_label_metrics
+from steadytrain.components.tasks.built_in import (
+    label_metrics,
+    tested_class_metrics,
+    tested_label_metrics,
+    tested_number_metrics,
+)
 
 _PARTS: Final = "steadytrain.components.tabular.scoring"
 _NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
@@ -61,19 +66,10 @@ def _number_validation(_: RunConfig) -> Sequence[str]:
     return "loss", "rmse", "mae"
 
 
-def _class_metrics(_: RunConfig) -> Sequence[str]:
-    ranking, hits = ("auroc", "average_precision"), ("accuracy", "balanced_accuracy", "macro_f1")
-    return *hits, *ranking, "ece", "loss"
-
-
-def _number_metrics(_: RunConfig) -> Sequence[str]:
-    return "loss", "mae", "mse", "pearson", "r2", "rmse", "spearman"
-
-
 TABULAR_CLASSIFICATION: Final = Task(
     encoder=ClassTableEncoder,
     training=late(_NO_MODULE, metrics=_class_validation),
-    scorer=late(f"{_PARTS}:TableClassScorer", metrics=_class_metrics),
+    scorer=late(f"{_PARTS}:TableClassScorer", metrics=tested_class_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
     tabular=True,
     frameworks=FRAMEWORKS,
@@ -92,7 +88,7 @@ TABULAR_MULTI_LABEL: Final = Task(
 TABULAR_REGRESSION: Final = Task(
     encoder=NumberTableEncoder,
     training=late(_NO_MODULE, metrics=_number_validation),
-    scorer=late(f"{_PARTS}:TableNumberScorer", metrics=_number_metrics),
+    scorer=late(f"{_PARTS}:TableNumberScorer", metrics=tested_number_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
     regresses=True,
     tabular=True,

@@ -64,7 +64,8 @@ def _number_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "mse", "rmse", "mae", "r2", "pearson"
 
 
-def _tested_number_metrics(_: RunConfig) -> Sequence[str]:
+def tested_number_metrics(_: RunConfig) -> Sequence[str]:
+    """Return the metrics of the test side if each record has a number."""
     return "loss", "mae", "mse", "pearson", "r2", "rmse", "spearman"
 
 
@@ -179,7 +180,7 @@ SEQUENCE_CLASSIFICATION: Final = Task(
 SEQUENCE_REGRESSION: Final = Task(
     encoder=NumberedTextEncoder,
     training=late(f"{_TASKS}.sequence_regression:SequenceRegression", metrics=_number_metrics),
-    scorer=late(f"{_TASKS}.scoring.whole_texts:RegressionScorer", metrics=_tested_number_metrics),
+    scorer=late(f"{_TASKS}.scoring.whole_texts:RegressionScorer", metrics=tested_number_metrics),
     packager=late(f"{_TASKS}.sequence_regression:RegressionPackager"),
     objectives=frozenset({"adversarial", "augmentation"}),
     robustness=True,

@@ -17,7 +17,6 @@ from steadytrain.components.shared.effects import (
     Section,
     at_odds,
     check_plugins,
-    complete_address,
 )
 from steadytrain.components.techniques.dropout import (
     DropoutConfig,
@@ -164,9 +163,8 @@ class ModelConfig(Section):
     framework: Annotated[str, Effect.TOKENS] = Field(
         "pytorch", description="Trainer to use: pytorch, or a name that an installed package adds."
     )
-    base: str | None = Field(
+    base: Address | None = Field(
         None,
-        min_length=1,
         description="Model to start from: a folder, s3:// address, hub:NAME, models:/NAME@ALIAS "
         "in MLflow, or package:NAME/PATH. None means training from scratch with `config`.",
     )
@@ -188,9 +186,8 @@ class ModelConfig(Section):
         "A mixture of experts adds its router loss with output_router_logits: true, times its "
         "router_aux_loss_coef.",
     )
-    tokenizer: Annotated[str | None, Effect.TOKENS] = Field(
+    tokenizer: Annotated[Address | None, Effect.TOKENS] = Field(
         None,
-        min_length=1,
         description="Tokenizer to use: an address as for `base`. None means the base model's "
         "tokenizer, or a newly trained one.",
     )
@@ -211,11 +208,6 @@ class ModelConfig(Section):
     dropout: Annotated[DropoutConfig, IfSet()] = DropoutConfig()
     fusion: Annotated[FusionConfig, IfSet()] = FusionConfig()
     adapter: AdapterConfig = AdapterConfig()
-
-    @field_validator("base", "tokenizer")
-    @classmethod
-    def _names_something(cls, address: str | None) -> str | None:
-        return None if address is None else complete_address(address)
 
     @field_validator("added_tokens")
     @classmethod

@@ -20,7 +20,15 @@ from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_ans
 from steadytrain.components.techniques.adversarial_training import Attack
 
 
-class ClassificationScorer(Part):
+class ClassScorer(Part):
+    """Scores predicted classes. A subclass adds `score`."""
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict the shares of the classes on the training side."""
+        return score_class_frequencies(self.data, records)
+
+
+class ClassificationScorer(ClassScorer):
     """Scores a classifier of texts."""
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
@@ -40,9 +48,6 @@ class ClassificationScorer(Part):
             max_length=self.data.sequence_length,
             attack=attack,
         )
-
-    def score_baseline(self, records: pa.Table) -> pa.Table | None:
-        return score_class_frequencies(self.data, records)
 
 
 def score_classification(

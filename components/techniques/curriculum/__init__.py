@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal, Protocol, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from steadytrain.components.shared.effects import Effect, IfSet, Use, at_odds, complete_address
+from steadytrain.components.shared.effects import Address, Effect, IfSet, Use, at_odds
 from steadytrain.components.shared.errors import Problem
 from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
 
@@ -48,9 +48,8 @@ class CurriculumConfig(TechniqueConfig):
     column: Annotated[str | None, Effect.ENCODING, IfSet(but=~Use.DATA)] = Field(
         None, min_length=1, description="Column with the difficulty, a number. Only for by: column."
     )
-    model: Annotated[str | None, IfSet()] = Field(
+    model: Annotated[Address | None, IfSet()] = Field(
         None,
-        min_length=1,
         description="Reference model whose loss says how difficult a row is: an address as for "
         "model.base. It has the same tokens or labels. Only for by: loss.",
     )
@@ -121,11 +120,6 @@ class CurriculumConfig(TechniqueConfig):
     def orders(self) -> bool:
         """Whether it is an order of the records."""
         return self.by not in ("none", CUTS)
-
-    @field_validator("model")
-    @classmethod
-    def _names_something(cls, address: str | None) -> str | None:
-        return None if address is None else complete_address(address)
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from steadytrain.components.shared.effects import (
+    Address,
     IfSet,
     Section,
     at_odds,
     check_unread,
-    complete_address,
 )
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques.curriculum import CUT
@@ -95,9 +95,8 @@ class HiddenConfig(Section):
 class DistillationConfig(ObjectiveConfig):
     """Learning from a teacher's probabilities (Hinton et al. 2015, "Distilling the Knowledge")."""
 
-    teacher: str | None = Field(
+    teacher: Address | None = Field(
         None,
-        min_length=1,
         description="Model to learn from: an address as for model.base. It has the same tokens or "
         "labels, and each rank has it complete. None turns distillation off.",
     )
@@ -141,11 +140,6 @@ class DistillationConfig(ObjectiveConfig):
     def stored(self) -> bool:
         """Whether the student learns from stored answers."""
         return self.on and self.top_k is not None
-
-    @field_validator("teacher")
-    @classmethod
-    def _names_something(cls, address: str | None) -> str | None:
-        return None if address is None else complete_address(address)
 
     @model_validator(mode="after")
     def _is_read(self) -> DistillationConfig:

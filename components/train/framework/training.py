@@ -19,7 +19,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import device_name
 from steadytrain.components.sizing.length import total_steps, without_effect
@@ -101,9 +101,9 @@ class LearnerTraining:
         self.store, self.reporter, self.requests = store, reporter, requests
         self.heartbeat, self.cadence = heartbeat, cadence
         self.training, self.progress = config.training, Progress()
-        self.rows = _rows(data, "train")
+        self.rows = Rows.of(data, "train")
         none = getattr(learner, "learns_validation", False)
-        self.validation = Rows([]) if none else _rows(data, "validation")
+        self.validation = Rows([]) if none else Rows.of(data, "validation")
         check_scores(self.training, len(self.validation))
         self.order = RowOrder(len(self.rows), self.training.seed)
         self.learns_all = getattr(learner, "learns_all", False)
@@ -326,7 +326,3 @@ class LearnerTraining:
         )
         progress.window_loss = progress.window_weight = 0.0
         self._reported_tokens, self._seconds = self._tokens, 0.0
-
-
-def _rows(data: DataRecord, side: Side) -> Rows:
-    return Rows([data.path(name) for name in data.sides[side].shards])

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from steadytrain.components.shared.arrow_files import DIFFICULTY, TEXT, open_batches
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.base import Row, TrainingTask
 
 # Read one column of a memory-mapped record batch, row by row.
@@ -88,6 +89,11 @@ class Rows(Sequence[Row]):
         self.batches = [stored.batch for stored in self._stored]
         self.ends = list(accumulate(batch.num_rows for batch in self.batches))
         self._columns: dict[int, dict[str, MappedColumn]] = {}
+
+    @classmethod
+    def of(cls, data: DataRecord, side: Side) -> Rows:
+        """Return the rows of a side."""
+        return cls([data.path(name) for name in data.sides[side].shards])
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0

@@ -24,7 +24,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.hardware import check_cuda_fields
 from steadytrain.components.sizing.length import of_mixture, steps_of, without_effect
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
@@ -184,7 +184,7 @@ def set_up(
         make_deterministic()
     opened = OpenTask(config, data)
     task = opened.training
-    rows = _rows(data, "train")
+    rows = Rows.of(data, "train")
     if training.augmentation.on:
         rows.check_texts()
     side = data.sides["train"]
@@ -229,7 +229,7 @@ def set_up(
         recipe=recipe,
         scheduler=build_scheduler(applied.optimizer, training, steps),
         train=rows,
-        validation=_rows(data, "validation"),
+        validation=Rows.of(data, "validation"),
         order=order,
         steps=steps,
         skipped_batches=skipped_batches,
@@ -342,10 +342,6 @@ def precision(config: RunConfig) -> Precision:
     """Return the precision of forward and backward passes."""
     training = config.training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
-
-
-def _rows(data: DataRecord, side: Side) -> Rows:
-    return Rows([data.path(name) for name in data.sides[side].shards])
 
 
 def recompute_activations(module: Any, *, configured: bool) -> None:
