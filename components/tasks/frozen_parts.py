@@ -255,6 +255,12 @@ def adapted_parts(module: Any, targets: Any, new: Sequence[str]) -> dict[str, An
     }
 
 
+def quantized_modules(module: Any, names: Sequence[str]) -> list[str]:
+    """Return which of these modules bitsandbytes holds in 4 or 8 bits."""
+    kinds = ("Linear4bit", "Linear8bitLt")
+    return [name for name in names if type(module.get_submodule(name)).__name__ in kinds]
+
+
 def _linear(module: Any) -> str | list[str]:
     """Return all linear layers except the output embeddings.
 

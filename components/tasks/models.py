@@ -22,8 +22,13 @@ from steadytrain.components.shared.model_source import resolve_config, resolve_m
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.frozen_parts import lighten
-from steadytrain.components.tasks.loaded_weights import check_complete, note_dtype, note_new_weights
+from steadytrain.components.tasks.frozen_parts import lighten, quantized_modules
+from steadytrain.components.tasks.loaded_weights import (
+    check_complete,
+    new_modules,
+    note_dtype,
+    note_new_weights,
+)
 from steadytrain.components.tasks.model_fields import add_split, unknown_fields
 from steadytrain.components.techniques.dropout import dropout_fields
 
@@ -320,7 +325,14 @@ def _quantized(
     there = places(auto, folder, adapter, device, run_code=run_code)
     spread = len(set(there.values())) > 1
     how["quantization_config"].llm_int8_enable_fp32_cpu_offload = spread
-    model = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
+    drawn = torch.get_rng_state()
+    model: Any = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
+    if new := quantized_modules(model, new_modules(model)):
+        # Such as a classifier: it is trained, which needs all its bits.
+        kept = [*model.hf_quantizer.modules_to_not_convert, *new]
+        how["quantization_config"].llm_int8_skip_modules = kept
+        torch.set_rng_state(drawn)
+        model = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
     if spread:
         leave_on_the_host(model, device)
     for layer in model.modules():
@@ -328,7 +340,8 @@ def _quantized(
             # In a forward pass without gradients, a CPU with AVX512-BF16 would repack the weights
             # for good: their scales lose bits, and later passes have no gradients.
             layer.support_avx512bf16_for_cpu = False
-    return model
+    loaded: torch.nn.Module = model
+    return loaded
 
 
 def _precision(config: RunConfig) -> dict[str, Any]:

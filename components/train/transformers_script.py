@@ -26,8 +26,6 @@ from steadytrain.components.train.recovery.history import History
 
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
-_UNADAPTED: Final = ("masked_lm", "text_embedding")
-"""Tasks whose scripts have no adapters."""
 _KINDS: Final = {
     **dict.fromkeys(("causal_lm", "supervised_finetuning"), "documents"),
     "masked_lm": "masked",
@@ -298,7 +296,7 @@ def _refused(config: RunConfig) -> Iterator[str]:
         if value not in known:
             yield f"{field} {value}: the script can do {', '.join(known)}"
     yield from _lacking(config)
-    if model.adapter.kind != "none" and task in _UNADAPTED:
+    if model.adapter.kind != "none" and task == "masked_lm":
         yield f"model.adapter.kind {model.adapter.kind}: the script has no adapters for {task}"
     if str(model.base or "").startswith(("s3:", "models:")):
         yield f"model.base {model.base}: download it, and give its folder"
@@ -367,7 +365,8 @@ def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
         yield "No preprocessor_config.json is written: prepare images as steadytrain does."
         yield (
             "Batch normalization, if the model has it, is over the micro-batch of each rank, and "
-            "in the run over those of all ranks. It also lets differences by rounding grow."
+            "in the run over those of all ranks. With few images, it lets differences by rounding "
+            "grow until losses differ."
         )
     if kind in ("classes", "label_sets", "images") and config.model.base:
         yield (

