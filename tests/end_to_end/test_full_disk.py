@@ -60,7 +60,7 @@ SWEPT = [
     *(("tune", moment) for moment in ("output/**/attempts/0001", "output/**/checkpoints/*")),
     ("cross-validate", "output/**/attempts/0001"),
 ]
-IN_SHORT = {("tune", "output/**/attempts/0001")}
+IN_SHORT = {("run", "output/runs/*/attempts/0001")}
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(stead
     assert [row["prediction"] for row in rows] == found["prediction"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_records_with_several_pictures_are_predicted_and_served_alike(steadytrain, tmp_path):
     table = write_mixed(tmp_path / "data", 200)
     rows = add_backs(table)
