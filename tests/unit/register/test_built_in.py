@@ -91,7 +91,7 @@ def better(model, tokenizer):
     """Train the model on the test lines themselves, so it improves by more than chance."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
-    for _ in range(10):
+    for _ in range(40):
         for line in LINES:
             row = torch.tensor([[0, *tokenizer(line)["input_ids"]]])
             model(input_ids=row, labels=row).loss.backward()
@@ -190,6 +190,8 @@ def champion(finished):
 
 def change_flavors(folder, **fields):
     content = yaml.safe_load((folder / "MLmodel").read_text())
+    # Who adds code to a model can also remove the digests of its files.
+    content["metadata"].pop("steadytrain.files", None)
     for flavor in content["flavors"].values():
         flavor.update(fields)
     (folder / "MLmodel").write_text(yaml.safe_dump(content))
