@@ -1,15 +1,91 @@
-"""What the server does with requests that are not HTTP."""
+"""Connections are answered once, and closed if their headers do not arrive in time."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import socket
 import threading
+import time
 
 import pytest
 import uvicorn
 
-from steadytrain.components.shared.web_server import Connection, listen
+from steadytrain.components.shared import web_server
+
+
+@contextlib.contextmanager
+def served(app, **options):
+    """Yield the port of a server."""
+    config = uvicorn.Config(app, http=web_server.Connection, lifespan="off", **options)
+    server, listener = uvicorn.Server(config), web_server.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def port(monkeypatch):
+    """Return the port of a server that answers later than it waits for headers."""
+    monkeypatch.setattr(web_server, "HEADER_SECONDS", 2.0)
+
+    async def app(scope, receive, send):
+        await asyncio.sleep(3)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"late"})
+
+    with served(app, log_level="error") as number:
+        yield number
+
+
+def trickle(client, content):
+    """Send bytes one by one, a tenth of a second apart, and return how many were taken."""
+    sent = 0
+    try:
+        for byte in content:
+            client.sendall(bytes([byte]))
+            sent += 1
+            time.sleep(0.1)
+    except OSError:
+        pass
+    return sent
+
+
+def is_closed(client):
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_headers_that_come_slowly_or_never_end_the_connection(port):
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=300) as silent,
+        socket.create_connection(("127.0.0.1", port), timeout=300) as slow,
+    ):
+        assert trickle(slow, REQUEST) < len(REQUEST)
+        assert is_closed(silent)
+
+
+def test_slow_answers_and_second_requests_are_not_cut_off(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
+        for _ in range(2):
+            client.sendall(REQUEST)
+            answer = b""
+            # The last chunk, which is empty, may arrive after the body.
+            while not answer.endswith(b"late\r\n0\r\n\r\n"):
+                part = client.recv(4096)
+                assert part
+                answer += part
+        client.sendall(REQUEST[:5])
+        assert is_closed(client)
+
 
 HEAD = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 BAD = b"-1\r\nxx\r\n"
@@ -22,23 +98,16 @@ async def turn_away(scope, receive, send):
     await send({"type": "http.response.body", "body": b"no"})
 
 
-@pytest.fixture
-def address():
-    config = uvicorn.Config(turn_away, http=Connection, lifespan="off", log_config=None)
-    server, listener = uvicorn.Server(config), listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield listener.getsockname()
-    server.should_exit = True
-    thread.join()
-
-
 @pytest.mark.parametrize(
     ("sent", "status"),
     [([HEAD + BAD], b"400"), ([HEAD, BAD], b"421"), ([HEAD, b"0\r\n\r\n"], b"421")],
 )
-def test_bad_body_gets_one_answer_and_leaves_no_traceback(address, sent, status, caplog):
-    with caplog.at_level(logging.ERROR), socket.create_connection(address, timeout=30) as client:
+def test_bad_body_gets_one_answer_and_leaves_no_traceback(sent, status, caplog):
+    with (
+        caplog.at_level(logging.ERROR),
+        served(turn_away, log_config=None) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+    ):
         for part in sent:
             client.sendall(part)
             if part.startswith(HEAD):
