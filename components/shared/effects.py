@@ -288,7 +288,7 @@ class Section(BaseModel):
 
 def _misread(value: object, annotation: object) -> bool:
     """Return whether true or false is where only a number may be, also within lists and maps."""
-    types = set(_types(annotation))
+    types = set(types_of(annotation))
     if isinstance(value, bool):
         return bool(types & {int, float}) and bool not in types
     if isinstance(value, Mapping):
@@ -305,13 +305,13 @@ def _misread(value: object, annotation: object) -> bool:
     return bool(inner) and any(all(_misread(item, one) for one in inner) for item in members)
 
 
-def _types(annotation: object) -> Iterator[object]:
+def types_of(annotation: object) -> Iterator[object]:
     """Yield a type, or the members of a union."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, UnionType):
         for member in get_args(annotation):
-            yield from _types(member)
+            yield from types_of(member)
     else:
         yield annotation
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Any, Final, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
@@ -43,6 +42,7 @@ from steadytrain.components.shared.config.space import (
     comparison_problems,
     space_problems,
 )
+from steadytrain.components.shared.effects import types_of
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
 _TYPE: Final = re.compile(r"function-|constrained-|\w+\[")
@@ -289,23 +289,13 @@ def _types_of(field: str) -> set[Any]:
         if part not in fields:
             return set()
         section = fields[part].annotation
-        types = _alternatives(section).union(*map(_taken, fields[part].metadata))
+        kinds = [*types_of(section)]
+        for mark in fields[part].metadata:
+            # What a validator takes and makes into the field's own type.
+            wide = getattr(mark, "json_schema_input_type", PydanticUndefined)
+            kinds += types_of(wide) if wide is not PydanticUndefined else ()
+        types = {get_origin(kind) or kind for kind in kinds}
     return types
-
-
-def _alternatives(annotation: Any) -> set[Any]:
-    """Return the types of a union, and those from which a validator makes them."""
-    kind = get_origin(annotation)
-    if kind is Annotated:
-        return _alternatives(get_args(annotation)[0]).union(*map(_taken, annotation.__metadata__))
-    if kind in (Union, UnionType):
-        return set[Any]().union(*map(_alternatives, get_args(annotation)))
-    return {kind or annotation}
-
-
-def _taken(mark: Any) -> set[Any]:
-    wide = getattr(mark, "json_schema_input_type", PydanticUndefined)
-    return set() if wide is PydanticUndefined else _alternatives(wide)
 
 
 def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:
