@@ -331,6 +331,8 @@ def _quantized(
         # Such as a classifier: it is trained, which needs all its bits.
         kept = [*model.hf_quantizer.modules_to_not_convert, *new]
         how["quantization_config"].llm_int8_skip_modules = kept
+        # A device may have memory for one of them only.
+        del model
         torch.set_rng_state(drawn)
         model = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
     if spread:

@@ -236,6 +236,7 @@ def build_model(kind: Kind) -> Any:
         # What is trained itself, such as a classifier, needs all its bits.
         kept = [*model.hf_quantizer.modules_to_not_convert, *full]
         settings["quantization_config"].llm_int8_skip_modules = kept
+        del model
         set_seed(ARGUMENTS["seed"])
         model, _ = kind.auto.from_pretrained(located(RUN["base"]), **where, **settings)
     for layer in model.modules():
