@@ -11,7 +11,7 @@ import pytest
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_held
+from support.command import finish, kill_paused
 from support.pictures import digits, write_folders
 
 SERVE = """
@@ -61,10 +61,10 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(steadytra
     for name, content in broken.items():
         (source / "3" / name).write_bytes(content)
     fields = (f"data.source=[{source}]", *SETTINGS)
-    held, sets = steadytrain.held(40), (*fields, "run=killed", "training.save_steps=20")
-    killed = steadytrain.start("images", *sets, **held.everywhere)
+    pause, sets = steadytrain.pause(40), (*fields, "run=killed", "training.save_steps=20")
+    killed = steadytrain.start("images", *sets, **pause.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    kill_held(held, killed)
+    kill_paused(pause, killed)
     finish(killed, 900)
     # tests/unit/images/test_training.py compares the weights with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

@@ -16,7 +16,7 @@ import pytest
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_held
+from support.command import finish, kill_paused
 from support.tables import shipped, write_csv
 
 BACKEND = "tensorflow" if importlib.util.find_spec("tensorflow") else "jax"
@@ -50,10 +50,10 @@ def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
         *("training.max_steps=60", "training.early_stopping_patience=15"),
         "training.class_weights={kind: balanced}",
     )
-    held, sets = steadytrain.held(4), (*fields, "run=killed", "training.save_steps=1")
-    killed = steadytrain.start("tabular", *sets, **held.everywhere)
+    pause, sets = steadytrain.pause(4), (*fields, "run=killed", "training.save_steps=1")
+    killed = steadytrain.start("tabular", *sets, **pause.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    kill_held(held, killed)
+    kill_paused(pause, killed)
     finish(killed)
     # tests/unit/tabular/test_keras.py compares the model with that of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

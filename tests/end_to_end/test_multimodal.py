@@ -13,7 +13,7 @@ import pytest
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_held
+from support.command import finish, kill_paused
 from support.mixed import MIXED, add_backs, write_mixed
 
 SERVE = """
@@ -43,10 +43,10 @@ def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(stead
     table = write_mixed(tmp_path / "data", 600)
 
     fields = (f"data.source=[{table}]", *MIXED)
-    held, sets = steadytrain.held(20), (*fields, "run=killed", "training.save_steps=10")
-    killed = steadytrain.start("multimodal", *sets, **held.everywhere)
+    pause, sets = steadytrain.pause(20), (*fields, "run=killed", "training.save_steps=10")
+    killed = steadytrain.start("multimodal", *sets, **pause.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    kill_held(held, killed)
+    kill_paused(pause, killed)
     finish(killed, 900)
     # tests/unit/multimodal/test_training.py compares the weights with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

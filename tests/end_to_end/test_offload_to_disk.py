@@ -14,8 +14,8 @@ from steadytrain.components.shared.toolchain import missing_for_disk
 from steadytrain.components.train import step
 
 from support.forked import on_ranks
-from support.held import Held
 from support.offloaded import MODEL, UNCLIPPED, compute, run_cases
+from support.pause import Pause
 from support.ranks import ranks_of
 from support.strategies import MIDDLE
 from support.training import Bench, events_of, losses_of, weights_digest
@@ -61,8 +61,8 @@ def test_files_change_nothing_that_is_learned(tmp_path, training):
 class Kills:
     """Kills rank 0 at the first checkpoint, and looks at the files before and after."""
 
-    def __init__(self, workspace, held):
-        self.workspace, self.held, self.seen = workspace, held, []
+    def __init__(self, workspace, pause):
+        self.workspace, self.pause, self.seen = workspace, pause, []
 
     def emit(self, event):
         if isinstance(event, CheckpointSaved):
@@ -71,7 +71,7 @@ class Kills:
                 rank = ranks_of(self.workspace.attempts / "0001")[0]
                 rank.kill()
                 rank.wait()
-                self.held.hold(None)
+                self.pause.set(None)
 
     def close(self):
         pass
@@ -86,10 +86,10 @@ def test_killed_run_ends_as_one_in_memory_and_leaves_no_files(tmp_path, data, mo
 
     memory, killed = bench("memory", "none"), bench("killed", "disk")
     assert step.run(memory.config, memory.data, sinks=[]).succeeded
-    held = Held(tmp_path / "held", MIDDLE)
-    for name, value in held.everywhere.items():
+    pause = Pause(tmp_path / "pause", MIDDLE)
+    for name, value in pause.everywhere.items():
         monkeypatch.setenv(name, value)
-    killer = Kills(killed.workspace, held)
+    killer = Kills(killed.workspace, pause)
     outcome = step.run(killed.config, killed.data, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     assert events_of(killed.workspace, AttemptStarted)[1].resumed_from_step == MIDDLE

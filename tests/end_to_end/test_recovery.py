@@ -29,7 +29,7 @@ from support.checkpoints import flip
 from support.disks import fill, free, small_file_system
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher, train
-from support.held import Held
+from support.pause import Pause
 from support.ranks import ranks_of
 from support.times import Stopwatch, assert_times_add_up
 from support.training import (
@@ -380,13 +380,13 @@ class RandomKills(Kills):
     def __init__(self, launcher, steps, draw, file):
         super().__init__(launcher, self.due)
         self.steps, self.draw, self.killed = list(steps), draw, set()
-        self.held = Held(file, self.steps[0] + AHEAD, "TrainingStep")
-        launcher.environment |= self.held.environment
+        self.pause = Pause(file, self.steps[0] + AHEAD, "TrainingStep")
+        launcher.environment |= self.pause.environment
 
     def emit(self, event):
         if self.when(event):
             self.launcher.kill(self.rank)
-            self.held.hold(self.steps[0] + AHEAD if self.steps else None)
+            self.pause.set(self.steps[0] + AHEAD if self.steps else None)
 
     def due(self, event):
         if not isinstance(event, TrainingStep) or event.attempt in self.killed:
@@ -431,7 +431,7 @@ def test_run_killed_at_random_steps_has_the_weights_of_an_undisturbed_one(
     assert train(undisturbed).succeeded
     launcher = ForkedLauncher(ranks)
     steps = sorted(draw.sample(range(1, last), kills))
-    killer = RandomKills(launcher, steps, draw, tmp_path / "held")
+    killer = RandomKills(launcher, steps, draw, tmp_path / "pause")
     outcome = train(killed, launcher=launcher, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", kills + 1), outcome
     assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)

@@ -17,7 +17,7 @@ from steadytrain.components.series.model import load
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import finish, kill_held, wait_for
+from support.command import finish, kill_paused, wait_for
 from support.searched import board_of, without_times
 from support.selected import each
 from support.series import FIRMS, firms, promoted
@@ -71,10 +71,10 @@ def test_series_are_trained_killed_resumed_registered_and_forecast(steadytrain, 
     whole = firms().assign(invest=lambda frame: frame["invest"].round().astype(int))
     source = write_csv(tmp_path, whole)
     fields = (f"data.source=[{source}]", *FIRMS, *ENSEMBLE)
-    held, sets = steadytrain.held(1), (*fields, "run=killed", "training.save_steps=1")
-    killed = steadytrain.start("series", *sets, **held.everywhere)
+    pause, sets = steadytrain.pause(1), (*fields, "run=killed", "training.save_steps=1")
+    killed = steadytrain.start("series", *sets, **pause.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    kill_held(held, killed)
+    kill_paused(pause, killed)
     finish(killed)
     # tests/unit/series/test_ensembles.py compares forecasts with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2
@@ -130,10 +130,10 @@ def test_series_with_covariates_resume_and_forecast_the_future(steadytrain, tmp_
         *LEARNED[kind],
         "training.max_steps=200",
     )
-    held, sets = steadytrain.held(4), (*fields, "run=killed", "training.save_steps=2")
-    killed = steadytrain.start("series", *sets, **held.everywhere)
+    pause, sets = steadytrain.pause(4), (*fields, "run=killed", "training.save_steps=2")
+    killed = steadytrain.start("series", *sets, **pause.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    kill_held(held, killed)
+    kill_paused(pause, killed)
     finish(killed)
     # tests/unit/series compares the weights of each kind with those of an undisturbed run.
     trained = TrainRecord.load(workspace.record("train"))

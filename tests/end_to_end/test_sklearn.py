@@ -19,7 +19,7 @@ from steadytrain.components.shared.records import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import processes_of
 
-from support.command import finish, held_rank, kill_held, wait_for
+from support.command import finish, kill_paused, paused_rank, wait_for
 from support.data import write_jsonl
 from support.fruits import FRUITS, SCIKIT_LEARN, fruity
 from support.plugins import install_example
@@ -54,12 +54,12 @@ def start(steadytrain, tmp_path):
     """Return a function that starts a program where the package is installed."""
     site = str(install_example(tmp_path / "example"))
 
-    def started(program, *arguments, held=None):
-        told = held.everywhere if held else {}
-        told["PYTHONPATH"] = ":".join([site, *filter(None, [told.get("PYTHONPATH")])])
+    def started(program, *arguments, pause=None):
+        variables = pause.everywhere if pause else {}
+        variables["PYTHONPATH"] = ":".join([site, *filter(None, [variables.get("PYTHONPATH")])])
         return subprocess.Popen(
             [sys.executable, "-c", program, *map(str, arguments)],
-            env=steadytrain.environment(**told),
+            env=steadytrain.environment(**variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -92,10 +92,10 @@ def test_sklearn_run_is_killed_resumed_gated_registered_and_loaded(start, config
 
     # The rank is killed, and the supervisor tries again. Then the supervisor is killed, too.
     workspace = Workspace(steadytrain.output, "killed")
-    held = steadytrain.held(1)
-    program = start(STEPS, killed, "preprocess", "train", held=held)
-    kill_held(held, program, then=30)
-    held_rank(held, program)
+    pause = steadytrain.pause(1)
+    program = start(STEPS, killed, "preprocess", "train", pause=pause)
+    kill_paused(pause, program, then=30)
+    paused_rank(pause, program)
     assert {event.attempt for event in events_of(workspace, TrainingStep)} == {1, 2}
     program.kill()
     program.communicate()

@@ -25,9 +25,9 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.supervisor import Supervisor
 from steadytrain.components.train.recovery.takeover import inputs_digest
 
-from support.command import held_rank, wait_for
+from support.command import paused_rank, wait_for
 from support.forked import ForkedLauncher
-from support.held import Held
+from support.pause import Pause
 from support.proxy import proxy_to
 from support.s3 import CREDENTIALS, make_bucket, moto_server
 from support.training import Bench, language_rows, weights_digest, write_data
@@ -69,13 +69,13 @@ def bench(tmp_path):
 
 
 @pytest.fixture
-def held(tmp_path):
-    """Hold the ranks of separate supervisors at their first checkpoint."""
-    return Held(tmp_path / "held", 0)
+def pause(tmp_path):
+    """Pause the ranks of separate supervisors at their first checkpoint."""
+    return Pause(tmp_path / "pause", 0)
 
 
 @pytest.fixture
-def supervise(held):
+def supervise(pause):
     """Return a function that starts a supervisor as a separate program."""
     begun = []
 
@@ -84,7 +84,7 @@ def supervise(held):
         bench.workspace.config.write_text(bench.config.to_yaml())
         bench.data.save(bench.workspace.record("preprocess"))
         command = [sys.executable, "-c", SUPERVISE, str(bench.workspace.config)]
-        environment = {**os.environ, **held.everywhere}
+        environment = {**os.environ, **pause.everywhere}
         begun.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
         return begun[-1]
 
@@ -165,13 +165,13 @@ def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
     assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
 
 
-def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise, held):
+def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise, pause):
     run, undisturbed = (
         bench("run", "causal_lm", ranks=2),
         bench("undisturbed", "causal_lm", ranks=2),
     )
     killed = supervise(run)
-    held_rank(held, killed)
+    paused_rank(pause, killed)
     killed.kill()
     killed.wait()
     wait_for(lambda: not processes_of(run.workspace.attempts))
@@ -185,7 +185,7 @@ def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise, held)
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(
-    bench, supervise, held, ranks
+    bench, supervise, pause, ranks
 ):
     undisturbed = bench("undisturbed", "causal_lm", ranks=ranks)
     run = bench("run", "causal_lm", ranks=ranks)
@@ -193,20 +193,20 @@ def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(
     assert step.run(undisturbed.config, undisturbed.data).succeeded
 
     killed = supervise(run)
-    held_rank(held, killed)
+    paused_rank(pause, killed)
     with pytest.raises(RunBusy, match=f"process {killed.pid} on "):
         step.run(run.config, run.data)
     killed.kill()
     killed.wait()
     wait_for(lambda: not processes_of(workspace.attempts))
 
-    held.hold(0)
+    pause.set(0)
     stopped = supervise(run)
-    held_rank(held, stopped)
+    paused_rank(pause, stopped)
     stopped.send_signal(signal.SIGSTOP)
     # The agent does not depend on its supervisor: when the lease expires, the ranks exit.
     wait_for(lambda: not processes_of(workspace.attempts))
-    held.hold(None)
+    pause.set(None)
 
     outcome = step.run(run.config, run.data)
     assert (outcome.outcome, outcome.attempts) == ("finished", 3)

@@ -14,7 +14,7 @@ from steadytrain.components.shared.records import EvaluationRecord, Registration
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.model import load
 
-from support.command import finish, kill_held
+from support.command import finish, kill_paused
 from support.tables import LINEAR, REGRESSION, shipped, write_csv
 
 SERVE = """
@@ -65,10 +65,10 @@ def served(steadytrain, uri, source):
 def test_table_is_trained_killed_resumed_gated_registered_and_served(start, steadytrain, tmp_path):
     source = write_csv(tmp_path, shipped("breast_cancer"))
     settings = ["training.early_stopping_patience=50", "training.max_steps=40"]
-    held = steadytrain.held(4)
-    killed = start(source, "killed", *settings, "training.save_steps=1", **held.everywhere)
+    pause = steadytrain.pause(4)
+    killed = start(source, "killed", *settings, "training.save_steps=1", **pause.everywhere)
     workspace = Workspace(steadytrain.output, "killed")
-    kill_held(held, killed)
+    kill_paused(pause, killed)
     finish(killed)
     # tests/unit/tabular/test_learners.py compares the trees with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2
@@ -102,9 +102,9 @@ def test_killed_run_of_any_boosting_predicts_the_same(
         "training.max_steps=40",
     ]
     # With equal settings, the second run would take the first one's model.
-    held = steadytrain.held(4)
-    killed = start(source, "killed", *settings, "training.save_steps=1", **held.everywhere)
-    kill_held(held, killed)
+    pause = steadytrain.pause(4)
+    killed = start(source, "killed", *settings, "training.save_steps=1", **pause.everywhere)
+    kill_paused(pause, killed)
     finish(killed)
     steadytrain.train("tabular", *fields(source, "quiet"), *settings)
     records = shipped("breast_cancer").drop(columns="target").to_dict("records")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from support.held import Held
+from support.pause import Pause
 
 COMPILED = f"torchinductor_{getpass.getuser()}"
 """The folder in TMPDIR where torch keeps compiled code for all processes of a user."""
@@ -111,10 +111,10 @@ class Command:
         """Start a run, and do not wait for it."""
         return self.begin("run", source, sets=sets, **environment)
 
-    def held(self, step: int) -> Held:
-        """Hold a run, which gets the variables in `everywhere`, at a checkpoint."""
+    def pause(self, step: int) -> Pause:
+        """Pause a run, which gets the variables in `everywhere`, at a checkpoint."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        return Held(self.output.parent / "held", step)
+        return Pause(self.output.parent / "pause", step)
 
     def begin(
         self, *arguments: object, sets: tuple[str, ...], **environment: str
@@ -153,20 +153,20 @@ def wait_for(condition: Callable[[], object], seconds: float = 600) -> None:
         time.sleep(0.05)
 
 
-def held_rank(held: Held, program: subprocess.Popen[str]) -> psutil.Process:
-    """Wait until a rank of a program is held, and return it."""
+def paused_rank(pause: Pause, program: subprocess.Popen[str]) -> psutil.Process:
+    """Wait until a rank of a program is paused, and return it."""
 
     def rank() -> int | None:
         assert program.poll() is None, program.communicate()
-        return held.pid()
+        return pause.pid()
 
     wait_for(rank)
-    return psutil.Process(held.pid())
+    return psutil.Process(pause.pid())
 
 
-def kill_held(held: Held, program: subprocess.Popen[str], then: int | None = None) -> None:
-    """Send SIGKILL to a program's rank once it is held; hold the next one at a later step."""
-    killed = held_rank(held, program)
+def kill_paused(pause: Pause, program: subprocess.Popen[str], then: int | None = None) -> None:
+    """Send SIGKILL to a program's rank once it is paused; pause the next one at a later step."""
+    killed = paused_rank(pause, program)
     killed.kill()
 
     def dead() -> bool:
@@ -176,4 +176,4 @@ def kill_held(held: Held, program: subprocess.Popen[str], then: int | None = Non
             return True
 
     wait_for(dead)
-    held.hold(then)
+    pause.set(then)

@@ -24,7 +24,7 @@ from steadytrain.components.train.launch.launcher import Launcher
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
-from support.held import hold_this_process
+from support.pause import pause_this_process
 from support.ports import free_port
 from support.training import TEST_ENVIRONMENT, Bench
 
@@ -48,15 +48,15 @@ def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
     """Run a rank from start to end; its output goes to the log of a launched rank.
 
     ADDRESS_SPACE limits its memory in bytes. It writes its peak to FOLDER/peak. It waits where
-    `support.held` says.
+    `support.pause` says.
     """
     import torch
 
     from steadytrain.components.train.loop.main import main
 
     os.environ.update(environment)
-    if "HELD_FILE" in environment:
-        hold_this_process(environment)
+    if "PAUSE_FILE" in environment:
+        pause_this_process(environment)
     torch.set_num_threads(1)
     # Each further arena takes 64 MB of addresses, and threads that meet in malloc make one.
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)

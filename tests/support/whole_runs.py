@@ -12,7 +12,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
 
 from support.forked import ForkedLauncher, train
-from support.held import Held
+from support.pause import Pause
 from support.training import Bench
 
 RECIPE = {
@@ -36,8 +36,8 @@ class KillsOnce:
     def __init__(self, launcher: ForkedLauncher, *, step: int = 0, rank: int = 0) -> None:
         self.launcher, self.step, self.done = launcher, step, False
         self.rank = rank % launcher.world_size
-        self.held = Held(Path(tempfile.mkdtemp(), "held"), step)
-        launcher.environment |= self.held.environment
+        self.pause = Pause(Path(tempfile.mkdtemp(), "pause"), step)
+        launcher.environment |= self.pause.environment
 
     def emit(self, event: Any) -> None:
         if isinstance(event, CheckpointSaved) and event.step >= self.step and not self.done:
@@ -46,7 +46,7 @@ class KillsOnce:
     def kill(self) -> None:
         self.done = True
         self.launcher.kill(self.rank)
-        self.held.hold(None)
+        self.pause.set(None)
 
     def close(self) -> None:
         pass

@@ -11,10 +11,10 @@ from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.train.agent.processes import MARK
 
 _TESTS = Path(__file__).parents[1]
-_FILE, _KIND = "HELD_FILE", "HELD_KIND"
+_FILE, _KIND = "PAUSE_FILE", "PAUSE_KIND"
 
 
-class Held:
+class Pause:
     """Ranks that wait at the first event of a kind from a step on, while a file has that step.
 
     They report nothing else meanwhile, so a run neither saves another checkpoint nor ends.
@@ -26,21 +26,21 @@ class Held:
 
     def __init__(self, file: Path, step: int, kind: str = "CheckpointSaved") -> None:
         self.file, self.kind = file, kind
-        self.hold(step)
+        self.set(step)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that `hold_this_process` reads."""
+        """The variables that `pause_this_process` reads."""
         return {_FILE: str(self.file), _KIND: self.kind}
 
     @property
     def everywhere(self) -> dict[str, str]:
-        """The variables for a command, whose ranks call `hold_this_process` on their own."""
-        paths = (_TESTS / "support" / "held_runs", _TESTS, os.environ.get("PYTHONPATH", ""))
+        """The variables for a command, whose ranks call `pause_this_process` on their own."""
+        paths = (_TESTS / "support" / "paused_runs", _TESTS, os.environ.get("PYTHONPATH", ""))
         return {**self.environment, "PYTHONPATH": ":".join(filter(None, map(str, paths)))}
 
-    def hold(self, step: int | None) -> None:
-        """Hold from this step on, or with None at none."""
+    def set(self, step: int | None) -> None:
+        """Pause from this step on, or with None at none."""
         self._pid.unlink(missing_ok=True)
         if step is None:
             self.file.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ class Held:
         new.replace(self.file)
 
     def pid(self) -> int | None:
-        """Return the process that is held, or None before there is one."""
+        """Return the process that is paused, or None before there is one."""
         return int(self._pid.read_text()) if self._pid.exists() else None
 
     @property
@@ -58,11 +58,11 @@ class Held:
         return self.file.with_suffix(".pid")
 
 
-def hold_this_process(environment: Mapping[str, str]) -> None:
-    """Have this process, if it is or becomes a rank, wait as the variables of `Held` say."""
+def pause_this_process(environment: Mapping[str, str]) -> None:
+    """Have this process, if it is or becomes a rank, wait as the variables of `Pause` say."""
     file, kind, emit = Path(environment[_FILE]), environment[_KIND], EventStream.emit
 
-    def held(step: int) -> bool:
+    def is_due(step: int) -> bool:
         try:
             return step >= int(file.read_text())
         except FileNotFoundError:
@@ -71,12 +71,12 @@ def hold_this_process(environment: Mapping[str, str]) -> None:
     def emit_and_wait(stream: EventStream, event: Event) -> None:
         emit(stream, event)
         # The supervisor passes the events of its ranks on.
-        if type(event).__name__ != kind or MARK not in os.environ or not held(event.step):
+        if type(event).__name__ != kind or MARK not in os.environ or not is_due(event.step):
             return
         new = file.with_suffix(f".{os.getpid()}")
         new.write_text(str(os.getpid()))
         new.replace(file.with_suffix(".pid"))
-        while held(event.step):
+        while is_due(event.step):
             time.sleep(0.02)
 
     EventStream.emit = emit_and_wait  # type: ignore[method-assign]
