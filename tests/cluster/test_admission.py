@@ -23,6 +23,7 @@ from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.pipelines.cluster.doctor import PYTORCHJOB_RIGHTS
 from steadytrain.pipelines.pod_names import NAME
 
+from support.command import wait_for
 from support.manifests import build
 from support.namespaces import (
     apply,
@@ -32,7 +33,6 @@ from support.namespaces import (
     needs_cluster,
     own_namespace,
 )
-from support.tracking import until
 
 pytestmark = needs_cluster
 
@@ -57,7 +57,7 @@ def account(tmp_path_factory):
 def until_it_holds(account):
     """Wait until the API server enforces the policy, which takes a moment."""
     abuse = changed(job(), "spec.containers.0.image", "none.test/evil:1")
-    until(lambda: "ValidatingAdmissionPolicy" in refusal(account, abuse))
+    wait_for(lambda: "ValidatingAdmissionPolicy" in refusal(account, abuse))
 
 
 def refusal(account, manifests):
@@ -149,7 +149,7 @@ def test_launcher_jobs_are_admitted(account, pods):
     # Trainer's webhook refuses a job whose runtime doesn't exist, and sees new runtimes with a
     # delay.
     create(account, [runtime], dry=False)
-    until(lambda: not refusal(account, [trainjob]))
+    wait_for(lambda: not refusal(account, [trainjob]))
 
 
 CONTEXT = "spec.containers.0.securityContext"
@@ -290,7 +290,7 @@ def in_role(right):
 @pytest.mark.usefixtures("pytorchjobs")
 def test_launcher_pytorchjobs_are_admitted(account):
     # The new right and the new kind take a moment to take effect.
-    until(lambda: refusal(account, job(PyTorchJob)) == "")
+    wait_for(lambda: refusal(account, job(PyTorchJob)) == "")
 
 
 @pytest.mark.usefixtures("pytorchjobs")
