@@ -65,7 +65,6 @@ def gloo_pair():
     def join(rank):
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = SOON
         members[rank] = dist.ProcessGroupGloo(store, rank, 2, options)
 
     threads = [threading.Thread(target=join, args=[rank]) for rank in (0, 1)]
@@ -78,16 +77,18 @@ def gloo_pair():
 
 def gloo_times_out():
     members = gloo_pair()
-    members[0].allreduce([torch.ones(1)]).wait()
+    options = dist.AllreduceOptions()
+    options.timeout = SOON
+    members[0].allreduce([torch.ones(1)], options).wait()
 
 
 def c10d_key_never_comes():
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=SOON)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     store.wait(["nobody sets this"], SOON)
 
 
 def c10d_others_never_come():
-    dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=1))
+    dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=10))
 
 
 def c10d_nobody_listens():

@@ -17,7 +17,7 @@ from support.forked import _PRELOAD
 from support.ports import free_port
 from support.training import TEST_ENVIRONMENT
 
-SECONDS = 20
+SECONDS = 120
 """How long a collective waits."""
 VICTIM = 1
 
@@ -45,7 +45,7 @@ def barrier(dist, tensor):
 
 
 def monitored_barrier(dist, tensor):
-    dist.monitored_barrier(timeout=timedelta(seconds=2))
+    dist.monitored_barrier(timeout=timedelta(seconds=SECONDS))
 
 
 def object_gather(dist, tensor):
@@ -107,9 +107,9 @@ def survivors(
     for process in started:
         process.start()
     try:
-        started[VICTIM].join(60)
+        started[VICTIM].join(600)
         for process in started:
-            process.join(60)
+            process.join(600)
         assert started[VICTIM].exitcode == -signal.SIGKILL
         assert all(process.exitcode is not None for process in started)
     finally:

@@ -76,7 +76,7 @@ def config(tmp_path):
             "training": {"global_batch_size": 8},
             "compute": {"device": "cpu"},
             "recovery": {
-                "stop_grace_seconds": 10,
+                "stop_grace_seconds": 300,
                 "backoff_seconds": 0,
                 "breaker_reset_seconds": 0,
             },

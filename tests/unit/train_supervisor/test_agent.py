@@ -18,6 +18,7 @@ from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptResult, Beat, Exits
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch import agent as agent_module
+from steadytrain.components.train.launch import process as process_module
 from steadytrain.components.train.recovery.outcome import conclude
 
 from support.limited_group import limited_group
@@ -70,7 +71,7 @@ def test_agent_reports_its_own_status(folder, agent, how, status):
 
 
 def test_agent_stops_its_ranks_when_the_lease_expires(make_folder, agent):
-    folder = make_folder(lease_seconds=12)
+    folder = make_folder(lease_seconds=30)
     assert agent(folder, "wait").wait(300) == 143
     assert not processes_of(folder.path)
 
@@ -78,8 +79,8 @@ def test_agent_stops_its_ranks_when_the_lease_expires(make_folder, agent):
 def test_stubborn_ranks_are_killed_before_another_supervisor_starts(
     make_folder, agent, held, wait_for
 ):
-    folder = make_folder(lease_seconds=12, stop_grace_seconds=3600)
-    with held(12):
+    folder = make_folder(lease_seconds=20, stop_grace_seconds=3600)
+    with held(1):
         process = agent(folder, "ignore")
         wait_for(lambda: waiting(folder))
     process.wait(300)
@@ -87,10 +88,15 @@ def test_stubborn_ranks_are_killed_before_another_supervisor_starts(
     assert Exits.load(folder.node(0).exits).statuses == {0: -signal.SIGKILL}
 
 
-def test_rank_that_never_starts_is_a_hang(make_folder, launcher):
-    # The agent itself must start within the same time.
-    folder = make_folder(start_timeout_seconds=20)
-    with launcher("ignore").start(folder) as attempt:
+def test_rank_that_never_starts_is_a_hang(make_folder, launcher, monkeypatch):
+    monkeypatch.setattr(process_module, "_IDLE_SECONDS", 300.0)
+    made = launcher("finish")
+    # The agent would have to start within the same time, so it has started before.
+    with made.start(make_folder()) as attempt:
+        assert ended(attempt) == {0: 0}
+    made.program = (*made.program[:-1], "ignore")
+    folder = make_folder(attempt=2, start_timeout_seconds=15)
+    with made.start(folder) as attempt:
         exits = ended(attempt)
     failure = conclude(folder, exits, None).failure
     assert failure.failure_class is FailureClass.HANG
@@ -99,13 +105,13 @@ def test_rank_that_never_starts_is_a_hang(make_folder, launcher):
 
 def test_agent_outlives_heartbeats_that_cannot_be_written(make_folder, agent, held, wait_for):
     """While it cannot write its own, it does not judge those of its ranks."""
-    folder = make_folder(start_timeout_seconds=1)
+    folder = make_folder(start_timeout_seconds=10)
     for path in (folder.node(0).heartbeat, folder.heartbeat(0)):
         path.mkdir(parents=True)
     with held(60):
         process = agent(folder, "wait")
         wait_for(lambda: waiting(folder))
-        time.sleep(2.5)
+        time.sleep(12)
         assert process.poll() is None
         for path in (folder.node(0).heartbeat, folder.heartbeat(0)):
             path.rmdir()
@@ -125,8 +131,8 @@ def test_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
 
 
 def test_frozen_agent_is_a_lost_node(make_folder, launcher, held, wait_for):
-    folder = make_folder(lease_seconds=12)
-    with held(12), launcher("wait").start(folder) as attempt:
+    folder = make_folder(lease_seconds=20)
+    with held(1), launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
         os.kill(Beat.read(folder.node(0).heartbeat).pid, signal.SIGSTOP)
         assert ended(attempt) == {}

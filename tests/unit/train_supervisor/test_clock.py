@@ -63,7 +63,7 @@ def supervise(workspace, config, data, clock):
             [*command, *map(str, steps)],
             env={**clock.environment, "PYTHONPATH": paths},
             check=True,
-            timeout=300,
+            timeout=800,
         )
 
     return run

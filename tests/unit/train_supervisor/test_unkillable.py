@@ -15,6 +15,7 @@ import pytest
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.train.agent import processes
 from steadytrain.components.train.agent.processes import MARK, end_processes
+from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch import agent as launched
 from steadytrain.components.train.recovery.outcome import conclude
@@ -68,8 +69,10 @@ def test_run_fails_and_starts_nothing_beside_the_rank(
 
     def interrupt():
         wait_for(lambda: waiting.exists() and waiting.read_text())
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        # Two signals at once would be one.
+        wait_for(AttemptFolder(waiting.parent).leave.exists)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=interrupt)
     thread.start()

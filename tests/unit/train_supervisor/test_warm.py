@@ -16,6 +16,7 @@ from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import Beat
 from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.launch import process
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.outcome import conclude
 
@@ -46,7 +47,8 @@ def run(launcher, folder):
         return dict(attempt.exits())
 
 
-def test_preloaded_modules_are_imported_once(module, make_folder, tmp_path):
+def test_preloaded_modules_are_imported_once(module, make_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_IDLE_SECONDS", 300.0)  # a slower agent is replaced
     imported = tmp_path / "imported"
     with module(f"open({str(imported)!r}, 'a').write('once ')") as launcher:
         folders = [make_folder(attempt=number) for number in (1, 2)]
