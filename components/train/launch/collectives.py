@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import subprocess
@@ -115,14 +114,19 @@ def _follow(
 ) -> Iterator[str]:
     """Yield lines until all ranks have ended or their time is over, which begins with a stage."""
     deadline = time.monotonic() + max(_START_SECONDS, seconds)
-    begun, died = False, False
+    begun, died, starting = False, False, set(range(len(started)))
     while time.monotonic() < deadline and any(rank.poll() is None for rank in started):
-        for line in itertools.chain.from_iterable(map(_complete_lines, outputs)):
-            if not begun and '"stage"' in line:
-                deadline, begun = time.monotonic() + seconds, True
-            yield line
-        if not died and any(rank.poll() not in (None, 0) for rank in started):
-            # The others wait for it in vain.
+        for number, output in enumerate(outputs):
+            for line in _complete_lines(output):
+                for content in _stages([line]):
+                    if not begun:
+                        deadline, begun = time.monotonic() + seconds, True
+                    if content["stage"] != STAGES[0]:
+                        starting.discard(number)
+                yield line
+        starting -= {number for number in starting if started[number].poll() is not None}
+        if not died and not starting and any(rank.poll() not in (None, 0) for rank in started):
+            # The others have joined, and wait for it in vain.
             deadline, died = min(deadline, time.monotonic() + _GRACE_SECONDS), True
         time.sleep(_POLL_SECONDS)
 

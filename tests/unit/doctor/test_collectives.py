@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +23,8 @@ from support.odd import call
 
 STANDS_STILL = """
 import os, time
+if os.environ["RANK"] == "0":
+    time.sleep({late})
 from steadytrain.components.train.loop.collective_probe import main, say
 say("started")
 if os.environ["RANK"] == "1":
@@ -94,17 +95,19 @@ def test_doctor_measures_real_ranks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "state"),
+    ("what", "late", "state"),
     [
-        ("os.kill(os.getpid(), 19)", "has started and does not join"),
-        ("os._exit(3)", "has started and does not join (ended with status 3)"),
+        ("os.kill(os.getpid(), 19)", 0, "has started and does not join"),
+        ("os._exit(3)", 0, "has started and does not join (ended with status 3)"),
+        ("os._exit(3)", 8, "has started and does not join (ended with status 3)"),
     ],
 )
-def test_real_rank_that_stands_still_or_dies_is_named_in_time(tmp_path, what, state):
+def test_real_rank_that_stands_still_or_dies_is_named_in_time(tmp_path, what, late, state):
+    """Also if the other one imports PyTorch for longer than a rank may outlive a dead one."""
     program = tmp_path / "rank.py"
-    program.write_text(STANDS_STILL.format(what=what))
-    lines = list(run_here(2, 30, variables={}, program=(sys.executable, str(program))))
-    found = judged(lines, 2, 30)
+    program.write_text(STANDS_STILL.format(what=what, late=late))
+    lines = list(run_here(2, 60, variables={}, program=(sys.executable, str(program))))
+    found = judged(lines, 2, 60)
     assert not found.good
     assert "rank 1 on" in found.text
     assert state in found.text
@@ -218,8 +221,7 @@ def test_pod_that_stays_pending_is_reported_although_another_waits_for_it(answer
 def test_output_of_a_rank_that_hangs_is_yielded_before_its_time_is_over(tmp_path):
     program = tmp_path / "rank.py"
     program.write_text('import time; print(\'{"stage": "here"}\', flush=True); time.sleep(600)')
-    began = time.monotonic()
-    lines = run_here(1, 600, variables={}, program=(sys.executable, str(program)))
+    # Longer than a test may take.
+    lines = run_here(1, 3600, variables={}, program=(sys.executable, str(program)))
     assert next(lines) == '{"stage": "here"}'
     lines.close()
-    assert time.monotonic() - began < 300
