@@ -20,7 +20,7 @@ NAMESPACE = "training"
 
 
 class ApiServer:
-    """The objects in one namespace.
+    """The objects in one namespace. Each look at them is at a copy: other threads change them.
 
     calls: the method and kind of each request.
     refusals: per kind, the answers (status and body) for its next creations.
@@ -44,7 +44,7 @@ class ApiServer:
         self.objects[kind, manifest["metadata"]["name"]] = manifest
 
     def names(self, kind: str) -> list[str]:
-        return sorted(name for found, name in self.objects if found == kind)
+        return sorted(name for found, name in list(self.objects) if found == kind)
 
     def answer(
         self, method: str, path: str, body: dict[str, Any] | None
@@ -77,7 +77,7 @@ class ApiServer:
         return 200, found
 
     def _list(self, kind: str, query: dict[str, list[str]]) -> list[dict[str, Any]]:
-        found = [item for (held, _), item in self.objects.items() if held == kind]
+        found = [item for (held, _), item in list(self.objects.items()) if held == kind]
         for pair in filter(None, query.get("labelSelector", [""])[0].split(",")):
             name, _, value = pair.partition("=")
             found = [item for item in found if item["metadata"]["labels"].get(name) == value]
@@ -101,7 +101,7 @@ class ApiServer:
         """Delete an object and everything it owns."""
         del self.objects[kind, name]
         if kind == "trainjobs":
-            for key in [key for key in self.objects if key[0] == "pods"]:
+            for key in [key for key in list(self.objects) if key[0] == "pods"]:
                 if key[1].startswith(f"{name}-"):
                     del self.objects[key]
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+WAIT = 300_000
+"""Milliseconds until the browser must have started, or the page must show something."""
+
 
 @dataclass
 class Watched:
@@ -33,8 +36,12 @@ def chromium(**context: Any) -> Iterator[Watched]:
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         # Containers lack what Chromium's own sandbox needs.
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        watched = Watched(browser.new_context(**context).new_page())
+        browser = driver.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], timeout=WAIT
+        )
+        opened = browser.new_context(**context)
+        opened.set_default_timeout(WAIT)
+        watched = Watched(opened.new_page())
         watched.page.on("pageerror", lambda error: watched.errors.append(str(error)))
         watched.page.on(
             "console",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass
 class Receiver:
-    """spans, metrics: what was accepted, as OTLP's messages, in the order of arrival."""
+    """A collector.
+
+    spans, metrics: what was accepted, as OTLP's messages, in the order of arrival.
+    asked: number of requests by path.
+    """
 
     port: int
     spans: list[Any] = field(default_factory=list)
@@ -25,7 +30,7 @@ class Receiver:
     raw: list[bytes] = field(default_factory=list)
     status: int = 200
     hangs: threading.Event | None = None
-    asked: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
 
     @property
     def endpoint(self) -> str:
@@ -43,10 +48,12 @@ class Receiver:
         return found
 
     def take(self, path: str, body: bytes) -> int:
-        self.asked += 1
-        if self.hangs is not None:
-            self.hangs.wait()
-        if self.status == 200:
+        # A test that has seen the request may change these.
+        status, hangs = self.status, self.hangs
+        self.asked[path] += 1
+        if hangs is not None:
+            hangs.wait()
+        if status == 200:
             self.raw.append(body)
             if path == "/v1/traces":
                 traces = ExportTraceServiceRequest.FromString(body)
@@ -58,7 +65,7 @@ class Receiver:
                 for of_resource in measured.resource_metrics:
                     for of_scope in of_resource.scope_metrics:
                         self.metrics += of_scope.metrics
-        return self.status
+        return status
 
 
 def attributes(of: Any) -> dict[str, Any]:

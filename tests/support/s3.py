@@ -142,12 +142,12 @@ def make_bucket(port: int, name: str) -> None:
 @functools.cache
 def client_of(port: int) -> Any:
     """Return a plain client for a server on loopback, which doesn't retry."""
-    config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10)
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=60, read_timeout=60)
     return _client(endpoint_url=f"http://127.0.0.1:{port}", config=config)
 
 
 def _wait_until_written(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while True:
         try:
             make_bucket(port, "first")

@@ -87,7 +87,7 @@ class Server:
                 start_new_session=True,
                 env=os.environ | settings,
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health"):
                 return

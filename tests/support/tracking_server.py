@@ -104,11 +104,11 @@ def tracking_server(scratch: Path, secret: Mapping[str, str]) -> Iterator[str]:
 
 
 def _until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while True:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         with contextlib.suppress(urllib.error.URLError, OSError):
-            urllib.request.urlopen(f"{address}/health", timeout=5).close()
+            urllib.request.urlopen(f"{address}/health", timeout=60).close()
             return
         time.sleep(0.2)

@@ -25,7 +25,7 @@ def ending(body, *, arguments=(), **options):
     command = [sys.executable, "-c", _PROGRAM.format(body=body), *arguments]
     environment = {**os.environ, **options.pop("env", {})}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.run(command, env=environment, timeout=120, **options)
+    return subprocess.run(command, env=environment, timeout=600, **options)
 
 
 def test_defect_has_an_id_and_a_log_without_secrets(tmp_path):

@@ -61,7 +61,7 @@ def test_server_that_starts_in_time_passes(answers):
     starting(answers)
     answers.listing(PODS)
     threading.Timer(0.3, lambda: starting(answers, available=1)).start()
-    (line,) = lines(30)
+    (line,) = lines(300)
     assert (line.state, line.text) == ("pass", "steadytrain-mlflow is available")
 
 

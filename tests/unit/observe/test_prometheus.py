@@ -53,7 +53,7 @@ def serving(make_config, port):
 
 
 def fetch(port, path="/metrics", host="127.0.0.1"):
-    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=120) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=300) as answer:
         return answer.read().decode()
 
 
@@ -116,7 +116,7 @@ def test_only_pods_listen_on_all_addresses(written, serving, port, monkeypatch, 
     with contextlib.ExitStack() as expected:
         if not in_a_pod:
             expected.enter_context(pytest.raises(ConnectionRefusedError))
-        socket.create_connection(("127.0.0.2", port), timeout=120).close()
+        socket.create_connection(("127.0.0.2", port), timeout=300).close()
 
 
 def test_host_that_is_not_here_is_a_warning(written, serving):
@@ -131,7 +131,7 @@ def open_descriptors():
 
 def slow(clients, port, count, text=b"GET /metrics HTTP/1.1\r\n"):
     for _ in range(count):
-        client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=120))
+        client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
         with contextlib.suppress(OSError):
             client.sendall(text)
 
@@ -153,7 +153,7 @@ def test_client_that_sends_a_byte_now_and_then_has_a_deadline(written, serving, 
     serving()
     scrape(port)
     monkeypatch.setattr(prometheus, "CLIENT_SECONDS", 1.0)
-    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=300)
     with connection as client, contextlib.suppress(OSError):
         while True:
             client.sendall(b"x")
@@ -166,7 +166,7 @@ def test_client_that_sends_a_byte_now_and_then_has_a_deadline(written, serving, 
 def test_long_headers_are_not_read(written, serving, port):
     serving()
     scrape(port)
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
         with contextlib.suppress(OSError):
             client.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 10_000_000)
         with contextlib.suppress(ConnectionResetError):
@@ -183,25 +183,32 @@ class Nothing(Collector):
     def collect(self):
         return []
 
+tries, accept = [], socket.socket.accept
+
+def counted(listener):
+    tries.append(1)
+    return accept(listener)
+
+socket.socket.accept = counted
 port = int(sys.argv[1])
 Endpoint(port, Nothing(), "127.0.0.1")
 held = [socket.socket() for _ in range(20)]
 lowest = held[-1].fileno() + 1
 resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, lowest))
 print("full", flush=True)
-before = time.process_time()
+while not tries:
+    time.sleep(0.01)
 time.sleep(1)
-busy = time.process_time() - before
 held.pop().close()
 held.pop().close()
-print(busy, flush=True)
+print(len(tries), flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.mark.slow
 def test_lack_of_descriptors_delays_a_scrape_and_nothing_else(tmp_path):
-    """The process cannot accept for a second, in which it is idle."""
+    """The process cannot accept for a second. It does not try all the time."""
     port = free_port()
     command = [sys.executable, "-c", LACKING, str(port)]
     with subprocess.Popen(
@@ -209,7 +216,7 @@ def test_lack_of_descriptors_delays_a_scrape_and_nothing_else(tmp_path):
     ) as process:
         assert process.stdout.readline() == "full\n"
         assert fetch(port) == ""
-        assert float(process.stdout.readline()) < 0.5
+        assert int(process.stdout.readline()) < 100
         _, said = process.communicate()
     assert (process.returncode, said) == (0, "")
 
@@ -299,7 +306,7 @@ def test_client_that_gave_up_does_not_have_the_final_values(written, serving, po
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             if answered:
-                assert select.select([client], [], [], 120)[0]
+                assert select.select([client], [], [], 300)[0]
     time.sleep(0.5)
     assert thread.is_alive()
     scrape(port)

@@ -58,7 +58,7 @@ def broken(request, left):
 
 def shown(output, steps, **streams):
     command = [sys.executable, "-c", PROGRAM, str(output), *steps]
-    return subprocess.run(command, text=True, timeout=120, **streams)
+    return subprocess.run(command, text=True, timeout=600, **streams)
 
 
 def test_run_continues_and_standard_error_shows_how_it_ended(tmp_path, broken):

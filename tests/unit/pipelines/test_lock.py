@@ -97,7 +97,7 @@ def test_holder_in_another_container_gets_time_to_exit(workspace, other, leaves)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     if leaves:
         threading.Timer(0.5, other.kill).start()
-        with run_lock(workspace, linger_seconds=60):
+        with run_lock(workspace, linger_seconds=600):
             assert holder(workspace).pid == os.getpid()
     else:
         with (

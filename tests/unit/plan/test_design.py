@@ -217,7 +217,7 @@ def test_torchrun_script_starts_the_ranks(call, tmp_path):
     binary = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{binary}:{os.environ['PATH']}"}
     script = ["sh", "made/torchrun.sh", "program.py", "ranks"]
-    subprocess.run(script, cwd=tmp_path, env=environment, check=True, timeout=120)
+    subprocess.run(script, cwd=tmp_path, env=environment, check=True, timeout=600)
     found = {path.name: path.read_text() for path in (tmp_path / "ranks").iterdir()}
     assert found == {"0": "2", "1": "2"}
 

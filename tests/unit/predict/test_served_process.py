@@ -188,7 +188,7 @@ def test_sigterm_answers_what_has_arrived_and_takes_no_more(table, serve):
 
 def test_slow_and_half_open_connections_leave_it_reachable(table, serve):
     model, records = table
-    address, process = serve(model, "--timeout", "10")
+    address, process = serve(model, "--timeout", "30")
     port = int(address.rpartition(":")[2])
     head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     held = []

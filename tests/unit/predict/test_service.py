@@ -170,7 +170,7 @@ def test_only_json_is_taken_so_no_other_website_can_post(serve):
 
 def test_waiting_requests_are_one_batch_and_each_gets_its_own_answers(serve):
     model = Doubles()
-    client = serve(doubling(model), Limits(batch_size=64))
+    client = serve(doubling(model), Limits(batch_size=64, seconds=600))
     model.go.clear()
     with ThreadPoolExecutor(16) as threads:
         first = threads.submit(client.post, "/predict", json={"records": [row(0)]})
@@ -192,7 +192,7 @@ def test_waiting_requests_are_one_batch_and_each_gets_its_own_answers(serve):
 
 def test_bad_record_of_one_request_leaves_the_others_of_its_batch(serve):
     model = Doubles()
-    client = serve(doubling(model))
+    client = serve(doubling(model), Limits(seconds=600))
     model.go.clear()
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(client.post, "/predict", json={"records": [row(0)]})
@@ -209,7 +209,7 @@ def test_bad_record_of_one_request_leaves_the_others_of_its_batch(serve):
 
 def test_model_that_hangs_times_out_and_is_not_ready_and_waiting_is_limited(serve):
     model = Doubles()
-    client = serve(doubling(model), Limits(seconds=2, batch_size=1))
+    client = serve(doubling(model), Limits(seconds=8, batch_size=1))
     assert client.get("/ready").status_code == 200
     model.go.clear()
     assert client.post("/predict", json={"records": [row(1)]}).status_code == 504

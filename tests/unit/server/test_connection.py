@@ -26,8 +26,8 @@ TOKEN = "opaque-" + "t" * 30
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(client, "_SECONDS", (1, 1))
+def patient(monkeypatch):
+    monkeypatch.setattr(client, "_SECONDS", (300, 300))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from steadytrain.components.shared.storage import S3Storage
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import wait_for
+from support.proxy import proxy_to
 from support.s3 import client_of, make_bucket
 
 
@@ -181,16 +182,21 @@ def test_concurrent_fetches_share_one_complete_folder(address, put, config, tmp_
 
 
 @pytest.mark.slow
-def test_killed_download_starts_again(address, put, config):
+def test_killed_download_starts_again(address, put, config, moto_port, monkeypatch):
     for index in range(200):
         put(f"part-{index:03}", bytes(200_000))
-    process = fetcher(address, config)
-    process.stdin.write("\n")
-    process.stdin.flush()
     downloads = Workspace.of(config).downloads
-    wait_for(lambda: downloads.is_dir() and any(downloads.rglob("part-*")))
-    process.kill()
-    process.communicate()
+    with proxy_to(moto_port) as proxy, monkeypatch.context() as through:
+        through.setenv("AWS_ENDPOINT_URL_S3", proxy.uri)
+        proxy.concerns = lambda _, path: "part-" in path
+        # However fast it is, it never has all of them.
+        proxy.queued.extend([*["forward"] * 100, *["hang"] * 300])
+        process = fetcher(address, config)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_for(lambda: downloads.is_dir() and any(downloads.rglob("part-*")))
+        process.kill()
+        process.communicate()
     assert [path for path in downloads.iterdir() if path.is_dir()]
     assert not [path for path in downloads.iterdir() if not path.name.startswith(".")]
 

@@ -107,7 +107,7 @@ def test_lasting_faults_are_reported_by_name(storage, proxy, large, tmp_path, fa
         assert fix in caught.value.remedy, "the name in the documentation"
     assert not list((tmp_path / "there").iterdir())
     proxy.usual = "forward"
-    monkeypatch.setattr(s3, "READ_SECONDS", 30.0)
+    monkeypatch.setattr(s3, "READ_SECONDS", 300.0)
     storage = open_storage(storage.uri)
     assert storage.list() == ["kept"]
     assert storage.read("kept") == b"before"

@@ -30,7 +30,7 @@ from support.tracking import ended, started, steps
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     monkeypatch.setattr(pull_sink, "FIRST_DELAY_SECONDS", 0.05)
     monkeypatch.setattr(pull_sink, "LAST_DELAY_SECONDS", 0.2)
@@ -181,10 +181,10 @@ def test_closing_does_not_wait_for_a_server_that_never_answered(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
     monkeypatch.setattr(pull_sink, "CLOSE_SECONDS_UNANSWERED", 0.1)
     proxy.queued.append("500")
+    proxy.usual = "hang"
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)
     wait_for(lambda: story.warnings())
-    proxy.usual = "hang"
     sink.close()
     assert sink._thread.alive
 

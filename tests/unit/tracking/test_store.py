@@ -86,8 +86,9 @@ def test_incomplete_store_is_created_again(
 
 @pytest.mark.parametrize("rest", ["", "tables"])
 def test_store_being_created_by_another_process_is_waited_for(
-    config: RunConfig, new: Workspace, empty_store: Path, rest: str
+    config: RunConfig, new: Workspace, empty_store: Path, rest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store_module, "QUIET_SECONDS", 300.0)
     path = new.tracking_store
     path.write_bytes(empty_store.read_bytes() if rest else b"")
     if rest:

@@ -195,11 +195,11 @@ def test_attempts_share_the_wait_for_a_registry_that_does_not_answer(api, follow
         api[0].put("pods", pod(node, "Pending", pulling("ErrImagePull", "a: no such host")))
     made.look()
     for node in made._pulling:
-        made._pulling[node] -= 299
+        made._pulling[node] -= 200
     made.look()
     assert made.gone == set()
     for node in made._pulling:
-        made._pulling[node] -= 2
+        made._pulling[node] -= 101
     made.look()
     assert made.gone == {0, 1}
     assert failure(folder).failure_class == "pending_timeout"

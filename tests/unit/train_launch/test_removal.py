@@ -121,7 +121,7 @@ def test_objects_that_stay_are_reported(api, run):
     server, here = api
     attempts = Workspace.of(run).attempts
     server.put("pods", labelled("held-by-a-dead-kubelet", attempts / "0001"))
-    assert remove_jobs(here, "tiny", attempts, (TRAIN_JOB,), seconds=0.5) == [
+    assert remove_jobs(here, "tiny", attempts, (TRAIN_JOB,), seconds=3) == [
         "held-by-a-dead-kubelet"
     ]
     assert server.names("trainjobs") == ["elsewhere-a1"]

@@ -104,7 +104,7 @@ def test_fault_is_one_warning_and_later_updates_arrive(tmp_path, monkeypatch, fa
             monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "none"))
         else:
             monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_CA_CERT")
-        status = JobStatus(warned.append, every=3600)
+        status = JobStatus(warned.append, every=3600, seconds=300)
         status.emit(START)
         status._send()
         status._send()
@@ -125,8 +125,8 @@ def test_last_update_arrives_after_one_that_is_under_way(tmp_path, monkeypatch):
     with status_server(tmp_path / "server") as server:
         for name, text in server.variables.items():
             monkeypatch.setenv(name, text)
-        server.delay = 5
-        status = JobStatus(warned.append, every=0.01, seconds=9)
+        server.delay = 12
+        status = JobStatus(warned.append, every=0.01, seconds=22)
         status.emit(START)
         assert server.begun.wait(300)
         status.emit(

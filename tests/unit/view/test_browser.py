@@ -16,8 +16,6 @@ from support.browser import chromium
 
 pytestmark = pytest.mark.slow
 
-WAIT = 120_000
-"""Milliseconds until the page must show something."""
 TOKEN = "c4n4ry-0f-the-pages"
 
 
@@ -84,7 +82,6 @@ def test_pages_are_live_and_work_by_keyboard(make_run, serve):
     address, process = serve()
     with chromium(reduced_motion="reduce") as watched:
         page = watched.page
-        page.set_default_timeout(WAIT)
         page.goto(address)
 
         # The list updates by itself, and keeps what was selected and what has the focus.
@@ -151,7 +148,6 @@ def test_token_opens_the_pages_and_stays_secret(make_run, serve):
     address, process = serve("--host", "0.0.0.0", STEADYTRAIN_UI_TOKEN=TOKEN)
     with chromium(color_scheme="dark") as watched:
         page = watched.page
-        page.set_default_timeout(WAIT)
         page.goto(f"{address}/runs/first")
         assert page.url == f"{address}/login"
         answer_login(page, "wrong")

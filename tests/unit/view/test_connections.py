@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import subprocess
@@ -59,7 +60,7 @@ def test_half_open_connections_leave_the_pages_reachable(pages, begun):
     def attack():
         while not stopping.is_set():
             try:
-                client = socket.create_connection(("127.0.0.1", port), timeout=5)
+                client = socket.create_connection(("127.0.0.1", port), timeout=60)
                 client.sendall(begun)
             except OSError:
                 continue
@@ -92,7 +93,10 @@ def test_a_request_in_progress_is_not_given_up_for_a_silent_connection(pages):
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(_DESCRIPTORS)]
         assert "first" in answer(port)
         stream.settimeout(0.5)
-        with pytest.raises(TimeoutError):
-            assert stream.recv(4096) is None
+        received = None
+        with contextlib.suppress(TimeoutError):
+            while received := stream.recv(4096):
+                pass  # it may say that it is alive
+        assert received != b"", "it has ended"
         for client in held:
             client.close()
