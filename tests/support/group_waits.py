@@ -51,16 +51,25 @@ def _rank(folder: Path, strategies: tuple[str, ...]) -> None:
         (folder / "waits.json").write_text(json.dumps(found))
 
 
-def late_gather(folder: Path, seconds: float) -> None:
-    """Gather objects on this rank, the last one late; rank 0 writes its beats and what it got."""
+def late_gather(folder: Path) -> None:
+    """Gather objects on this rank; rank 0 writes what it got.
+
+    The last rank comes only after rank 0 has given two signs of life.
+    """
     import torch.distributed as dist
 
-    rank, beats = int(os.environ["RANK"]), list[int]()
+    rank, beats, alive = int(os.environ["RANK"]), list[int](), folder / "alive"
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 2:
+            alive.touch()
+
     dist.init_process_group("gloo")
     gather_objects([rank])
-    if rank == RANKS - 1:
-        time.sleep(seconds)
-    found = gather_objects([{"rank": rank}], lambda: beats.append(1))
+    while rank == RANKS - 1 and not alive.exists():
+        time.sleep(0.05)
+    found = gather_objects([{"rank": rank}], beat)
     if rank == 0:
-        (folder / "gathered.json").write_text(json.dumps([len(beats), found]))
+        (folder / "gathered.json").write_text(json.dumps(found))
     dist.barrier()

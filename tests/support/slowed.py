@@ -14,7 +14,7 @@ from support.forked import on_ranks
 from support.strategies import RECIPE, train
 from support.training import Bench, events_of, write_data
 
-SECONDS, STEPS = 0.3, 4
+SECONDS, STEPS = 1.0, 5
 """Delay in seconds of each micro-batch on the slow rank, and the number of steps."""
 
 

@@ -65,17 +65,16 @@ def test_second_save_waits_for_the_first_and_reports_its_wait(folder, slow, alon
     own = saver(alone, 0, CheckpointStore(folder, keep=2), told)
     own.save(1, 0, state)
 
-    begun = threading.Event()
+    waits = threading.Event()
+    own.on_wait = waits.set
 
     def second():
         alone.rank.number = 0
-        begun.set()
         own.save(2, 0, lambda: state(2.0))
 
     thread = threading.Thread(target=second)
     thread.start()
-    assert begun.wait(SECONDS)
-    thread.join(0.5)
+    assert waits.wait(SECONDS)
     assert thread.is_alive()
     assert told == []
     slow.let_on.set()

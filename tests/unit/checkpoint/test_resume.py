@@ -17,7 +17,9 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.checkpoint import Checkpoint, newest
 from steadytrain.components.train.loop.setup import random_state, restore_random_state
 
+from support.command import wait_for
 from support.forked import ForkedLauncher, ForkedRanks
+from support.pause import Pause
 from support.training import GPT2, LLAMA, events_of, losses_of, weights_digest
 
 LONG = {"max_steps": 90, "eval_steps": 15, "save_steps": 10, "micro_batch_size": 1}
@@ -109,9 +111,12 @@ def test_killed_and_resumed_run_has_the_weights_of_an_undisturbed_run(make_bench
     settings = {"training": LONG, "model": {"config": DROPOUT}}
     undisturbed, killed = make_bench("undisturbed", **settings), make_bench("killed", **settings)
     undisturbed.train_here()
-    launcher = ForkedLauncher()
-    with launcher.start(AttemptFolder(killed.attempt(1))) as running:
-        wait_for_step(killed, running, 15)
+    folder = AttemptFolder(killed.attempt(1))
+    # However fast it is, it does not end before it is killed.
+    pause = Pause(folder.path / "pause", 20)
+    launcher = ForkedLauncher(**pause.environment)
+    with launcher.start(folder) as running:
+        wait_for(lambda: pause.pid() or running.poll())
         launcher.kill(0)
     assert launcher.ranks[0].exitcode == -signal.SIGKILL
 

@@ -179,7 +179,7 @@ def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):
 
     def late(*given):
         # Long compared with a step on a machine that is busy, too.
-        time.sleep(0.3)
+        time.sleep(1)
         return prompt(*given)
 
     monkeypatch.setattr(SupervisedFineTuning, "collate", late)
@@ -191,7 +191,7 @@ def test_run_that_saves_slowly_after_each_step_is_bound_by_its_checkpoints(train
     prompt = Training._state
 
     def late(*given):
-        time.sleep(0.2)
+        time.sleep(1)
         return prompt(*given)
 
     monkeypatch.setattr(Training, "_state", late)

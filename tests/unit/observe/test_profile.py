@@ -26,7 +26,7 @@ def slow_data(monkeypatch):
 
     def late(*given):
         # Far more than a step takes, also on a busy machine.
-        time.sleep(0.6)
+        time.sleep(2)
         return prompt(*given)
 
     monkeypatch.setattr(SupervisedFineTuning, "collate", late)

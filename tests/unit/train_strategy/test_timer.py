@@ -38,9 +38,10 @@ def test_spans_add_up_and_are_taken_once(monkeypatch):
 @pytest.mark.parametrize("slow", ["compute_loss", "collate"])
 def test_late_rank_makes_the_other_wait(tmp_path, slow):
     steps = steps_with_a_slow_rank(tmp_path, "ddp", slow)
-    # One of the two waits for most of each step. The late one does not wait.
-    assert 0.3 < statistics.mean(step.communication_wait for step in steps) < 0.7
-    assert {step.slowest_rank for step in steps} == {1}
+    # One of the two waits for most of each step. The late one does not wait. In a single step, a
+    # busy machine may hold up the other one for longer.
+    assert 0.3 < statistics.median(step.communication_wait for step in steps) < 0.7
+    assert statistics.mode(step.slowest_rank for step in steps) == 1
     assert all(step.slowest_rank_wait < step.communication_wait for step in steps)
 
 
@@ -61,7 +62,8 @@ def test_phases_of_a_step_are_measured_separately_and_fit_into_it(make_bench, mo
     prompt = SupervisedFineTuning.compute_loss
 
     def late(*given):
-        time.sleep(0.2)
+        # Far more than the rest of a step takes, also on a busy machine.
+        time.sleep(1.5)
         return prompt(*given)
 
     def measured(name):

@@ -333,8 +333,11 @@ def settled(kind, enough):
 
     def added():
         # Other tests leave helpers of this process, such as a fork server.
-        taken = [one.memory_full_info() for one in (me, *me.children(recursive=True))]
-        return sum(getattr(one, kind) for one in taken)
+        total = 0
+        for one in (me, *me.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += getattr(one.memory_full_info(), kind)
+        return total
 
     while True:
         before, found, after = added(), memory_of(me.pid, enough=enough), added()
