@@ -98,16 +98,20 @@ def schema(
     design: Annotated[
         bool, typer.Option("--design", help="Print that of `steadytrain design --json` instead.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print that of `steadytrain plan --json` instead.")
+    ] = False,
 ) -> None:
     """Print every field of a configuration as JSON Schema."""
+    from steadytrain.components.plan.design import schema as of_designs
+    from steadytrain.components.plan.design import schema_of_plans
     from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.errors import BadInput
 
-    if design:
-        from steadytrain.components.plan.design import schema as of_designs
-
-        typer.echo(json.dumps(of_designs(), indent=2))
-        return
-    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+    if design and plan:
+        raise BadInput("--design and --plan: each has a schema of its own", remedy="give one")
+    published = schema_of_plans if plan else of_designs if design else RunConfig.model_json_schema
+    typer.echo(json.dumps(published(), indent=2))
 
 
 def presets(as_json: Json = False) -> None:

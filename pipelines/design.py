@@ -31,7 +31,8 @@ _TRIGGERS: Final = (
     Trigger(
         kind="schedule",
         command="steadytrain schedule apply schedules.yaml",
-        description="Start a run at each scheduled time; the run ends early without new data.",
+        description="Start a run at each scheduled time; the run ends early without new data. The "
+        "file, which you write, declares the times.",
     ),
 )
 
@@ -53,6 +54,7 @@ def pipeline_config(config: RunConfig, pods: TrainingPods | None) -> PipelineCon
 
         spec = MessageToDict(pipeline_component(_PIPELINE, config.pipeline).pipeline_spec)
     return PipelineConfig(
+        orchestrator="kubeflow_pipelines",
         pipeline=_PIPELINE,
         steps=list(_steps(spec, spec["root"])),
         triggers=list(_TRIGGERS),

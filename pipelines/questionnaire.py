@@ -344,10 +344,13 @@ def _ask_for_gpus(
 def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
     """Ask until the answer can be read."""
     while True:
+        text = typer.prompt(question, default=default).strip()
         try:
-            return read(typer.prompt(question, default=default).strip())
-        except (BadInput, ValueError) as error:
+            return read(text)
+        except BadInput as error:
             typer.echo(f"  {error}", err=True)
+        except ValueError:
+            typer.echo(f"  {text!r} is not a number", err=True)
 
 
 def _known(text: str) -> str:

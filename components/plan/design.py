@@ -1,7 +1,7 @@
 """A plan as three answers: the pipeline, how ranks share the work, and what it costs.
 
-The models here are the published schema: `steadytrain schema --design` prints it, and `steadytrain
-design --json` and the same three objects of `steadytrain plan --json` follow it.
+The models here are the published schemas: `steadytrain design --json` follows the one that
+`steadytrain schema --design` prints, and `steadytrain plan --json` that of `schema --plan`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
-from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.time_cost import Span
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ _DECIDED: Final = (
 )
 """Decisions whose reasons are tips for whoever trains elsewhere."""
 _PORT: Final = 29500
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_SHARED: Final = ("pipeline_config", "distributed_config", "cost_estimate", "storage")
+"""What `steadytrain plan --json` has of a design."""
 
 
 class _Part(BaseModel):
@@ -90,7 +93,7 @@ class Deployment(_Part):
 class PipelineConfig(_Part):
     """The pipeline: what runs it, its steps, and what starts it."""
 
-    orchestrator: Literal["kubeflow_pipelines"] = "kubeflow_pipelines"
+    orchestrator: Literal["kubeflow_pipelines"]
     pipeline: str
     steps: list[Component]
     triggers: list[Trigger]
@@ -186,7 +189,7 @@ class Storage(_Part):
         """Return the space for people."""
         parts = {"data": self.data_gb, "checkpoints": self.checkpoints_gb, "model": self.model_gb}
         sizes = ", ".join(
-            f"{name} {'not known' if gb is None else f'{gb:,.2f} GB'}" for name, gb in parts.items()
+            f"{name} {'not known' if gb is None else size(1e9 * gb)}" for name, gb in parts.items()
         )
         return f"storage   {sizes}"
 
@@ -213,8 +216,7 @@ class Design(_Part):
 
     def parts(self) -> dict[str, Any]:
         """Return what `steadytrain plan --json` has of it."""
-        names = {"pipeline_config", "distributed_config", "cost_estimate", "storage"}
-        return self.model_dump(mode="json", include=names)
+        return self.model_dump(mode="json", include={*_SHARED})
 
     def lines(self) -> Iterator[str]:
         """Yield the design for people."""
@@ -238,11 +240,11 @@ class Design(_Part):
         yield from (f"  tip      {tip}" for tip in ranks.tips)
         yield ""
         numbers = (cost.hourly_cost_usd, cost.estimated_duration_hours, cost.total_cost_usd)
-        hourly, hours, total = ("not known" if n is None else f"{n:,.2f}" for n in numbers)
+        hourly, hours, total = ("not known" if n is None else _rounded(n) for n in numbers)
         yield "cost_estimate"
         yield f"  hourly_cost_usd           {hourly} ({cost.prices})"
         span = cost.duration_hours
-        ends = f" ({span.low:.2f} to {span.high:.2f})" if span else ""
+        ends = f" ({duration(3600 * span.low)} to {duration(3600 * span.high)})" if span else ""
         yield f"  estimated_duration_hours  {hours}{ends}"
         yield f"  total_cost_usd            {total}"
         if cost.budget_usd is not None:
@@ -257,6 +259,11 @@ class Design(_Part):
             yield "DOES NOT WORK"
             yield from (f"  problem {problem}" for problem in self.problems)
             yield from (f"  nearest {remedy}" for remedy in self.remedies)
+
+
+def _rounded(value: float) -> str:
+    """Format hours or USD with two decimals; below 0.1 with two significant digits."""
+    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def distributed_config(plan: Plan) -> DistributedConfig:
@@ -553,4 +560,17 @@ def scripts(ranks: DistributedConfig) -> Mapping[str, str]:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of a design."""
-    return Design.model_json_schema()
+    return {"$schema": _DIALECT, **Design.model_json_schema()}
+
+
+def schema_of_plans() -> dict[str, Any]:
+    """Return the JSON Schema of a plan: what it has of a design, beside fields of its task."""
+    whole = schema()
+    return {
+        **whole,
+        "title": "Plan",
+        "description": "What `steadytrain plan --json` prints. Other fields depend on the task.",
+        "properties": {name: whole["properties"][name] for name in _SHARED},
+        "required": [*_SHARED],
+        "additionalProperties": True,
+    }

@@ -122,9 +122,10 @@ def _sampled(config: RunConfig, data_bytes: int | None) -> Sampled:
         found = _count(config, encoder, read, Path(scratch))
     if data_bytes is None or found.rows is None or not read.total:
         return found
-    rows = max(1, round(found.rows * data_bytes / read.total))
+    times = data_bytes / read.total
+    rows, documents = (max(1, round(count * times)) for count in (found.rows, found.documents))
     source = f"{rows:,} sequences by {size(data_bytes)} of data; {found.source}"
-    return Sampled(rows, found.tokens, source)
+    return Sampled(rows, found.tokens, source, documents)
 
 
 def _elsewhere(inputs: Inputs) -> str:
@@ -208,7 +209,7 @@ def _count(config: RunConfig, encoder: Encoder, read: _Read, scratch: Path) -> S
     else:
         trained = [record for _, record in unique]
         scale = (1 - sum(shares.values())) * max(1.0, read.total / max(1.0, read.bytes))
-    few = _spread(trained)
+    documents, few = round(len(trained) * scale), _spread(trained)
     scale *= len(trained) / max(1, len(few))
     rows, tokens, how = _encode(config, encoder, few, scratch)
     if not rows:
@@ -226,7 +227,7 @@ def _count(config: RunConfig, encoder: Encoder, read: _Read, scratch: Path) -> S
         f"{'counted' if whole else 'an estimate'} from {records}, {how}: {count:,} sequences of "
         f"{tokens / rows:,.0f} tokens on average; near duplicates count"
     )
-    return Sampled(count, tokens / rows, source)
+    return Sampled(count, tokens / rows, source, documents)
 
 
 def _on_the_training_side(

@@ -25,11 +25,13 @@ class Sampled:
     rows: training sequences; None if unknown.
     tokens: of a row, on average; None if unknown.
     source: how it was counted, or why not.
+    documents: that the rows come from; 0 if rows are None.
     """
 
     rows: int | None
     tokens: float | None
     source: str
+    documents: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Length:
     steps: optimizer steps; None if unknown.
     tokens: of all steps, without padding if the data report it; None if unknown.
     source: where this comes from, or how to find out.
-    recommended: by the rule; None if the data are not prepared, or if there is no rule.
+    recommended: by the rule; None if the data are not known, or if there is no rule.
     """
 
     rows: int | None
@@ -73,18 +75,18 @@ _EPOCHS: Final = (
 """Devlin et al. 2019, "BERT", appendix A.3, fine-tune for 2 to 4 epochs."""
 
 
-def recommended(config: RunConfig, side: SideRecord, global_batch: int) -> Recommended | None:
-    """Return how long to train on prepared data; None for other models from scratch."""
+def recommended(
+    config: RunConfig, documents: int, rows: int, global_batch: int
+) -> Recommended | None:
+    """Return how long to train on documents in so many rows; None for other models from scratch."""
     if config.data.task in _PRETRAINING:
         # Muennighoff et al. 2023, "Scaling Data-Constrained Language Models".
         epochs, which = (1, 4), "on plain text, up to 4 epochs are almost as good as new text"
     elif config.model.base is None:
         return None
     else:
-        epochs, which = next(
-            (span, which) for most, span, which in _EPOCHS if side.documents < most
-        )
-    low, high = (math.ceil(count * side.rows / global_batch) for count in epochs)
+        epochs, which = next((span, which) for most, span, which in _EPOCHS if documents < most)
+    low, high = (math.ceil(count * rows / global_batch) for count in epochs)
     return Recommended(epochs, (low, high), f"{which} (rule: epochs by data size)")
 
 
@@ -179,13 +181,14 @@ def length_of(config: RunConfig, global_batch: int, sampled: Sampled | None = No
         if (mixture := mixture_of(training, side)) is not None:
             each = float(mixture.row_shares @ mixture.means)
         source = f"the prepared data: {side.rows:,} sequences of {each:,.0f} tokens on average"
-        advice = recommended(config, side, global_batch)
+        advice = recommended(config, side.documents, side.rows, global_batch)
         return Length(side.rows, steps, steps * global_batch * each, source, advice)
     if sampled is not None and sampled.rows is not None and sampled.tokens is not None:
         steps = total_steps(training, sampled.rows, global_batch)
         tokens = steps * global_batch * sampled.tokens
         fixed = "training.max_steps; tokens are " if training.max_steps > 0 else ""
-        return Length(sampled.rows, steps, tokens, fixed + sampled.source)
+        advice = recommended(config, sampled.documents, sampled.rows, global_batch)
+        return Length(sampled.rows, steps, tokens, fixed + sampled.source, advice)
     if training.max_steps > 0:
         tokens = float(training.max_steps * full)
         return Length(None, training.max_steps, tokens, "training.max_steps, with full sequences")

@@ -18,8 +18,9 @@ def page() -> str:
         "# Designs",
         "",
         "`steadytrain design --json` prints an object of this form. `steadytrain plan --json` has "
-        "`pipeline_config`, `distributed_config` and `cost_estimate` beside its own fields. "
-        "`steadytrain schema --design` prints the schema below.",
+        "`pipeline_config`, `distributed_config`, `cost_estimate` and `storage` beside its own "
+        "fields. `steadytrain schema --design` prints the schema below, and `steadytrain schema "
+        "--plan` that of a plan.",
     ]
     for name, part in parts.items():
         rows = [

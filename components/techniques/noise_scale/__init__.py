@@ -17,12 +17,12 @@ class MonitorConfig(TechniqueConfig):
     layers: bool = Field(
         False,
         description="Measure the norms of gradients, weights and updates of each layer, and "
-        "diagnose the learning rate and the gradients by layer. Not with ZeRO.",
+        "diagnose the learning rate and the gradients by layer.",
     )
     histograms: bool = Field(
         False,
         description="Count the weights and the gradients of each layer by their values, for "
-        "TensorBoard, Weights & Biases, the report and `steadytrain ui`. Not with ZeRO.",
+        "TensorBoard, Weights & Biases, the report and `steadytrain ui`.",
     )
     noise_scale: bool = Field(
         False,

@@ -114,13 +114,26 @@ def answered(monkeypatch, *answers):
 
 def test_terminal_prompts_for_data_model_hardware_and_goal(data, monkeypatch):
     asked = answered(
-        *(monkeypatch, "chat.jsonl", MODEL, "warp-drive", "a100", "41", "40", "12", "2", "fastest")
+        *(
+            monkeypatch,
+            "chat.jsonl",
+            MODEL,
+            "warp-drive",
+            "a100",
+            "41",
+            "40",
+            "12",
+            "two",
+            "2",
+            "fastest",
+        )
     )
     done = call("init", "my.yaml", "--set", "data.sequence_length=512", folder=data)
     assert done.code == 0, done
     assert [default for _, default in asked[:3]] == [None, PRESET_MODEL, "none"]
-    assert [default for _, default in asked[4:]] == ["80", "80", "1", "1", "balanced"]
-    for part in ("GPU 'warp-drive'", "A100-40 (40 GB), A100-80 (80 GB)", "in nodes of 8"):
+    assert [default for _, default in asked[4:]] == ["80", "80", "1", "1", "1", "balanced"]
+    sizes = "A100-40 (40 GB), A100-80 (80 GB)"
+    for part in ("GPU 'warp-drive'", sizes, "in nodes of 8", "'two' is not a number"):
         assert part in done.err
     config = load("my.yaml")
     assert config.model.base == MODEL

@@ -15,7 +15,7 @@ import yaml
 from datasets import Dataset
 from typer.testing import CliRunner
 
-from steadytrain.components.plan.design import schema, source_bytes
+from steadytrain.components.plan.design import schema, schema_of_plans, source_bytes
 from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.shared.config import load
 from steadytrain.components.sizing.hardware import find_gpu
@@ -109,6 +109,16 @@ def test_cost_is_hours_times_the_price_of_all_gpus(call):
     assert cost["estimated_duration_hours"] ** 2 == pytest.approx(span["low"] * span["high"])
     product = cost["hourly_cost_usd"] * cost["estimated_duration_hours"]
     assert cost["total_cost_usd"] == pytest.approx(product)
+
+
+def test_small_hours_and_costs_are_shown_as_numbers(call):
+    words = ("design", "chat", "--gpu-type", "a100", "--set", "training.max_steps=1")
+    cost = json.loads(call(*words, "--json").stdout)["cost_estimate"]
+    shown = [line.split() for line in call(*words).output.splitlines()]
+    for name in ("estimated_duration_hours", "total_cost_usd"):
+        assert 0 < cost[name] < 0.005
+        value = next(line[1] for line in shown if line[:1] == [name])
+        assert float(value) == pytest.approx(cost[name], rel=0.05)
 
 
 def test_steps_are_those_of_the_compiled_pipeline(tmp_path):
@@ -280,5 +290,17 @@ def test_size_of_all_data_scales_a_table_in_a_saved_data_set(tmp_path):
     assert plan_table(config, 10 * stored(*saved.iterdir())).rows == 10 * count
 
 
-def test_schema_command_prints_what_designs_follow(call):
+def test_schema_command_prints_what_designs_and_plans_follow(call):
     assert json.loads(call("schema", "--design").stdout) == schema()
+    assert json.loads(call("schema", "--plan").stdout) == schema_of_plans()
+    assert "each has a schema of its own" in str(call("schema", "--plan", "--design").exception)
+    jsonschema.Draft202012Validator.check_schema(schema_of_plans())
+
+
+@pytest.mark.parametrize("name", ["orchestrator", "steps"])
+def test_plan_without_a_promised_field_breaks_its_schema(name):
+    plan = json.loads((GOLDEN / "13b-8xa100.json").read_text())
+    follows_the_schema(plan)
+    del plan["pipeline_config"][name]
+    with pytest.raises(jsonschema.ValidationError, match=name):
+        follows_the_schema(plan)

@@ -44,6 +44,7 @@ def test_all_records_of_a_small_data_set_are_counted_exactly(tmp_path, preset):
     found, side = sample(config), preprocess(config).sides["train"]
     assert "counted from all 651 records" in found.source
     assert found.rows == pytest.approx(side.rows, abs=1)
+    assert found.documents == side.documents
     assert found.rows * found.tokens == pytest.approx(side.tokens, rel=0.005)
 
 
@@ -56,6 +57,7 @@ def test_large_data_set_is_estimated_from_its_first_records(tmp_path, monkeypatc
     found, side = sample(config), preprocess(config).sides["train"]
     assert found.source.startswith("an estimate from the first 1,")
     assert found.rows == pytest.approx(side.rows, rel=0.04)
+    assert found.documents == pytest.approx(side.documents, rel=0.04)
     assert found.rows * found.tokens == pytest.approx(side.tokens, rel=0.04)
 
 
@@ -78,6 +80,8 @@ def test_length_counts_epochs_and_says_why_nothing_was_counted(tmp_path):
     length = length_of(config, 4, found)
     assert length.steps == -(-3 * found.rows // 4)
     assert length.tokens == length.steps * 4 * found.tokens
+    assert length.recommended.epochs == (1, 4)
+    assert length.recommended.steps == (-(-found.rows // 4), found.rows)
     fixed = length_of(made(tmp_path, "causal-lm", path, **{"training.max_steps": 7}), 4, found)
     assert (fixed.steps, fixed.tokens) == (7, 7 * 4 * found.tokens)
     assert fixed.source.startswith("training.max_steps; tokens are counted from all 300 records")
