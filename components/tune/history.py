@@ -6,7 +6,7 @@ decides the same.
 The records are:
 
 opened      study (digest of what must stay the same), queued (parameters to try first), config
-            (YAML)
+            (YAML), inputs (digest of the data, if it is known)
 budget      limits (as in `tune.budget`)
 started     number, params, until
 promoted    number, until
@@ -113,7 +113,7 @@ class History:
         self.rungs, self.objectives, self._best_counts = rungs, tune.objectives, best_counts
         self._fields = len(tune.space)
         self._latency_ms = tune.constraints.latency_ms
-        self.study = ""
+        self.study = self.inputs = ""
         self.queued: Sequence[Params] = ()
         self.limits: Mapping[str, Any] = {}
         self.trials: list[Trial] = []
@@ -143,6 +143,7 @@ class History:
         match record["kind"]:
             case "opened":
                 self.study, self.queued = record["study"], tuple(record["queued"])
+                self.inputs = record.get("inputs", "")
             case "budget":
                 self.limits = record["limits"]
                 self.again = [item.number for item in self.trials if item.status == "skipped"]

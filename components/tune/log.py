@@ -44,6 +44,7 @@ class _Opened(TypedDict):
     study: str
     queued: list[dict[str, Any]]
     config: NotRequired[str]
+    inputs: NotRequired[str]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
 from steadytrain.components.shared.config import ComputeConfig, Dimension, RunConfig, load
 from steadytrain.components.shared.config.load import validated
@@ -347,12 +348,14 @@ def search(
 
     Raises:
         ConfigError, DataError: see `with_steps`.
+        BadInput: the data are not those that the study began with, or changed while it ran.
         Stopped: this process was asked to stop. The study can be continued.
         TooManyFailed, BadInput, StorageError: see `drive` and `Study`.
     """
     folder = study_folder(config)
+    inputs = inputs_of(config).digest() if data is None else data.inputs_digest
     config = with_steps(config, log, folder, notify, data)
-    study = Study(config, log, first=first, design=design)
+    study = Study(config, log, first=first, design=design, inputs=inputs)
     if study.out_of_time and not study.history.trials:
         # Nothing can begin, so nothing is prepared.
         return study
@@ -366,4 +369,6 @@ def search(
             drive(study, trials, watchers, stopping.check)
     finally:
         write(study, folder)
+    if inputs:
+        study.check_inputs(inputs_of(config).digest())
     return study

@@ -122,15 +122,17 @@ class Study:
         *,
         first: Callable[[], Sequence[Params]] = list,
         design: NewDesign | None = None,
+        inputs: str = "",
     ) -> None:
         """Rebuild a study from its log, or open a new one.
 
         Args:
             first: returns the parameters of the first trials, for a new study.
             design: returns what suggests the trials; None for what the configuration names.
+            inputs: digest of the data (`Inputs.digest`); "" if it is unknown.
 
         Raises:
-            BadInput: the log is damaged or belongs to a study with other settings.
+            BadInput: the log is damaged or belongs to a study with other settings or data.
             StorageError: the log cannot be read or written.
         """
         self.config, self._log, self.tune = config, log, config.tune
@@ -144,7 +146,7 @@ class Study:
         running = max(0.0, time.time() - psutil.Process().create_time())
         self._began = time.monotonic() - running - self.history.elapsed
         self._suggester = (design or self._suggester_of)(config, self.history)
-        self._open(first)
+        self._open(first, inputs)
 
     @property
     def running(self) -> Mapping[int, Trial]:
@@ -251,6 +253,26 @@ class Study:
             **({"scores": scores} if scores else {}),
         )
 
+    def check_inputs(self, inputs: str) -> None:
+        """Reject other data than those that the study began with.
+
+        The trials keep what was prepared first, but the winner is trained on what is there then.
+
+        Args:
+            inputs: digest of the data now; "" if it is unknown.
+
+        Raises:
+            BadInput: the data have changed.
+        """
+        if inputs and self.history.inputs not in ("", inputs):
+            raise BadInput(
+                f"data.source = {', '.join(self.config.data.source)[:200]}: the data have changed "
+                f"since study {study_name(self.config)!r} began, and its scores are of the earlier "
+                "data",
+                remedy="restore the earlier data, or give the study another name (--run): it then "
+                "begins again with the new data",
+            )
+
     def lose(self, number: int, reason: str) -> None:
         """Write down that what a finished trial left is damaged: it trains again."""
         self._record(kind="lost", number=number, reason=reason)
@@ -298,12 +320,13 @@ class Study:
             return FoldDesign(config)
         return suggester_of(config.tune, history)
 
-    def _open(self, first: Callable[[], Sequence[Params]]) -> None:
+    def _open(self, first: Callable[[], Sequence[Params]], inputs: str) -> None:
         digest = study_digest(self.config)
         if not self.history.study:
             queued = [dict(item) for item in first()]
             text = self.config.to_yaml()
-            self._record(kind="opened", study=digest, queued=queued, config=text)
+            known = {"inputs": inputs} if inputs else {}
+            self._record(kind="opened", study=digest, queued=queued, config=text, **known)
         elif self.history.study != digest:
             raise BadInput(
                 "the study's log belongs to other settings: its data, model, training, space, "
@@ -311,6 +334,7 @@ class Study:
                 remedy="undo the change, or give the study another name (--run); --from takes "
                 "over the best trials of another study",
             )
+        self.check_inputs(inputs)
         limits = self.tune.budget.model_dump(mode="json")
         if is_automl(self.config):
             limits["wall_hours"] = self.config.automl.budget.hours

@@ -13,7 +13,7 @@ from kfp import dsl
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
-from steadytrain.components.shared.config import from_mapping, load
+from steadytrain.components.shared.config import DataConfig, from_mapping, load
 from steadytrain.components.shared.errors import (
     BadInput,
     RunBusy,
@@ -26,6 +26,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune import search, step
 from steadytrain.components.tune.component import train_winner
 from steadytrain.components.tune.driver import driving, study_folder
+from steadytrain.components.tune.results import Lines
 from steadytrain.components.tune.step import conclude
 from steadytrain.components.tune.trials import retrain
 from steadytrain.components.tune.trials.folder import known_data
@@ -134,6 +135,42 @@ def test_second_driver_is_refused_and_reports_nothing(config, data, world):
     with driving(made), pytest.raises(RunBusy):
         step.run(made, data)
     assert standing(made).state == "empty"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["between two commands", "while it runs"])
+def test_study_whose_data_change_is_refused_before_a_winner_trains_on_them(
+    config, world, tmp_path, when
+):
+    source = tmp_path / "a.txt"
+    source.write_text("before")
+    made = config().model_copy(update={"data": DataConfig(source=[str(source)])})
+
+    def drive(budget=6, change=""):
+        def first():
+            if change:
+                source.write_text(change)
+            return []
+
+        update = {"budget": made.tune.budget.model_copy(update={"trials": budget})}
+        larger = made.model_copy(update={"tune": made.tune.model_copy(update=update)})
+        with driving(larger) as log:
+            shown = Lines(lambda _: None)
+            return search.search(larger, log, shown, lambda _: None, first=first)
+
+    if when == "while it runs":
+        with pytest.raises(BadInput, match="the data have changed since study 'study' began"):
+            drive(change="after")
+        source.write_text("before")
+    assert len(drive().history.trials) == 6
+    kept = (study_folder(made) / "log.jsonl").read_bytes()
+    source.write_text("after")
+    with pytest.raises(BadInput, match=r"a\.txt: the data have changed since study") as refused:
+        drive(budget=8)
+    assert "another name" in refused.value.remedy
+    assert (study_folder(made) / "log.jsonl").read_bytes() == kept
+    source.write_text("before")
+    assert len(drive(budget=8).history.trials) == 8
 
 
 @pytest.mark.slow
