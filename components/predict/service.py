@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import hmac
 import json
+import re
 import socket
 import threading
 import time
@@ -138,6 +139,7 @@ TOKEN_VARIABLE: Final = "STEADYTRAIN_SERVE_TOKEN"
 _OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
 """What probes and Prometheus ask for, which have no token."""
 _PREDICT: Final = "/predict"
+_CHARSET: Final = re.compile(r"""\bcharset\s*=\s*["']?([^\s;"']+)""")
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
@@ -279,13 +281,7 @@ class _Service:
         return answer
 
     async def _predicted(self, request: Request, deadline: float) -> dict[str, Any]:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise _Refusal(
-                415,
-                f"the body is {kind[:80] or 'of no type'}",
-                "send application/json",
-            )
+        _check_form(request.headers)
         try:
             body = await asyncio.wait_for(self._body(request), deadline - time.monotonic())
         except TimeoutError:
@@ -396,6 +392,23 @@ class _Service:
                         "wrong_type", f"{column} is not a file's content in base64"
                     ) from None
         return result
+
+
+def _check_form(headers: Mapping[str, str]) -> None:
+    """Raise _Refusal unless a body is plain JSON in UTF-8 by its headers."""
+    kind, _, parameters = headers.get("content-type", "").lower().partition(";")
+    if kind.strip() != "application/json":
+        raise _Refusal(
+            415, f"the body is {kind.strip()[:80] or 'of no type'}", "send application/json"
+        )
+    charset = _CHARSET.search(parameters)
+    if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        raise _Refusal(415, f"the body has the charset {charset[1][:80]}", "send UTF-8")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise _Refusal(
+            415, f"the body has the content-encoding {encoding[:80]}", "send it without one"
+        )
 
 
 def _check(refused: Sequence[tuple[int, Defect]]) -> None:

@@ -147,6 +147,17 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._await_headers()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a client that has sent its whole request and closed its side; then close.
+
+        uvicorn would close the connection at once, and drop the answer. A client that has gone away
+        looks the same until something is sent to it, so an answer that has begun is not continued.
+        """
+        if not self.is_answered or self.cycle.response_started:
+            return False
+        self.cycle.keep_alive = False
+        return True
+
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request; if its answer has begun, close the connection.
 

@@ -168,6 +168,23 @@ def test_only_json_is_taken_so_no_other_website_can_post(serve):
     assert "/predict" in client.get("/other").json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "part"),
+    [
+        ({"content-type": "application/json; charset=utf-16"}, "the charset utf-16"),
+        ({"content-type": 'application/json;charset="ISO-8859-1"'}, "the charset iso-8859-1"),
+        ({"content-encoding": "gzip"}, "the content-encoding gzip"),
+    ],
+)
+def test_body_in_another_encoding_is_refused_by_its_name(serve, headers, part):
+    client = serve(doubling(Doubles()))
+    body = json.dumps({"records": [row(1)]}).encode()
+    plain = {"content-type": "Application/JSON; charset=UTF-8", "content-encoding": "identity"}
+    assert client.post("/predict", content=body, headers=plain).status_code == 200
+    answer = client.post("/predict", content=body, headers={**plain, **headers})
+    assert (answer.status_code, part in answer.json()["error"]) == (415, True)
+
+
 def test_waiting_requests_are_one_batch_and_each_gets_its_own_answers(serve):
     model = Doubles()
     client = serve(doubling(model), Limits(batch_size=64, seconds=600))

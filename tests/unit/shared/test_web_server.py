@@ -83,6 +83,23 @@ def test_slow_answers_and_second_requests_are_not_cut_off(port):
         assert is_closed(client)
 
 
+def test_client_that_has_closed_its_side_gets_its_answer(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
+        client.sendall(REQUEST)
+        client.shutdown(socket.SHUT_WR)
+        answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"late" in answer
+
+
+@pytest.mark.parametrize("begun", [b"", REQUEST[:5]])
+def test_connection_without_a_whole_request_ends_when_the_client_closes_its_side(begun, port):
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
+        client.sendall(begun)
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile("rb").read() == b""
+
+
 HEAD = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 BAD = b"-1\r\nxx\r\n"
 
