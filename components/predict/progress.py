@@ -1,12 +1,14 @@
 """How far a batch prediction has come, so that a repeated command continues after a kill.
 
 Beside the file of predictions, `OUT.progress` names what is predicted and how many records, bytes
-of predictions and bytes of refused records are complete. It is written after whole batches only.
+of predictions and bytes of refused records are complete, with their digest. It is written after
+whole batches only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from collections import Counter
@@ -46,18 +48,43 @@ class Progress:
 
 
 class _Saved(BaseModel):
-    """What is on disk: `bytes` of predictions and `refused` bytes of the quarantine file."""
+    """What is on disk: `bytes` of predictions and `refused` bytes of the quarantine file.
+
+    digests: of these bytes.
+    state: digest of all else here.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     key: str
     bytes: int
     refused: int
+    digests: list[str]
     records: int
     predicted: int
     seen: list[str]
     unread: dict[str, int]
     missing: dict[str, int]
+    state: str = ""
+
+    def digest(self) -> str:
+        return value_digest(self.model_dump(exclude={"state"}))
+
+
+class _Growing:
+    """The digest of a file that grows, each byte of which is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._sum, self._bytes = path, hashlib.sha256(), 0
+
+    def digest(self, size: int) -> str:
+        """Return the digest of the first `size` bytes, which are no fewer than the last time."""
+        with self._path.open("rb") as handle:
+            handle.seek(self._bytes)
+            while part := handle.read(min(size - self._bytes, 1 << 20)):
+                self._sum.update(part)
+                self._bytes += len(part)
+        return self._sum.hexdigest()
 
 
 class SavedProgress:
@@ -73,12 +100,14 @@ class SavedProgress:
         self._folder = LocalStorage(partial.parent)
         self._name = partial.with_suffix(".progress").name
         self._written = time.monotonic()
+        self._sums = [_Growing(partial), _Growing(refused)]
         saved = self._continued()
         self.bytes, self.refused = (saved.bytes, saved.refused) if saved else (0, 0)
         self.state = Progress()
         if not saved:
             # The predictions that it counts are about to be replaced.
             self.remove()
+            self._sums = [_Growing(partial), _Growing(refused)]
         else:
             self.state = Progress(
                 records=saved.records,
@@ -89,14 +118,23 @@ class SavedProgress:
             )
 
     def _continued(self) -> _Saved | None:
-        """Return the state of an earlier command with the same key; None if it cannot go on."""
+        """Return the state of an earlier command with the same key; None if it cannot go on.
+
+        If what it has written is damaged, it cannot.
+        """
         try:
             saved = _Saved.model_validate_json((self._partial.parent / self._name).read_bytes())
-            there = self._partial.stat().st_size, self._refused.stat().st_size
+            if (saved.key, saved.state) != (self._key, saved.digest()):
+                return None
+            if self._digests(saved.bytes, saved.refused) != saved.digests:
+                return None
         except (OSError, ValidationError):
             return None
-        whole = there[0] >= saved.bytes and there[1] >= saved.refused
-        return saved if whole and saved.key == self._key else None
+        return saved
+
+    def _digests(self, *sizes: int) -> list[str]:
+        """Return the digests of the beginnings of the two files."""
+        return [each.digest(size) for each, size in zip(self._sums, sizes, strict=True)]
 
     def save(self, state: Progress) -> None:
         """Write the state, unless one has just been written. The two files must be flushed."""
@@ -111,13 +149,15 @@ class SavedProgress:
             key=self._key,
             bytes=sizes[0],
             refused=sizes[1],
+            digests=self._digests(*sizes),
             records=state.records,
             predicted=state.predicted,
             seen=sorted(state.seen),
             unread=state.unread,
             missing=state.missing,
         )
-        self._folder.write(self._name, saved.model_dump_json().encode())
+        whole = saved.model_copy(update={"state": saved.digest()})
+        self._folder.write(self._name, whole.model_dump_json().encode())
         self._written = time.monotonic()
 
     def remove(self) -> None:

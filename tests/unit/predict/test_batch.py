@@ -452,6 +452,31 @@ def test_killed_command_continues_to_the_same_bytes(data, tmp_path, killed, suff
     assert {path.name for path in tmp_path.glob("out*")} == {out.name, refused[1].name}
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(
+    "damage", ["partial", "partial is shorter", "quarantine.jsonl", "progress", "no progress"]
+)
+def test_killed_command_starts_again_if_what_it_wrote_is_damaged(
+    data, tmp_path, killed, suffix, damage
+):
+    source = data(RECORDS, ("data.max_bad_share", 0.1))
+    whole, out = (tmp_path / f"{name}.{suffix}" for name in ("whole", "out"))
+    predict(doubling(), source, whole, batch_size=4)
+    killed(source, out, batch_size=4)
+    name, *how = damage.split(" is ")
+    file = tmp_path / f"out.{suffix}.{name.removeprefix('no ')}"
+    content = bytearray(file.read_bytes())
+    place = content.index(b'"records":') + 10 if name == "progress" else len(content) // 3
+    content[place] ^= 1
+    file.write_bytes(content[: len(content) // 2] if how else content)
+    if name.startswith("no "):
+        file.unlink()
+    assert predict(doubling(), source, out, batch_size=4).continued == 0
+    assert out.read_bytes() == whole.read_bytes()
+    refused = [tmp_path / f"{name}.{suffix}.quarantine.jsonl" for name in ("whole", "out")]
+    assert refused[0].read_bytes() == refused[1].read_bytes()
+
+
 def test_killed_command_starts_again_if_something_has_changed(data, tmp_path, killed):
     source, out = data(NUMBERS), tmp_path / "out.jsonl"
     for changed in ({"batch_size": 3}, {"with_inputs": True}):

@@ -34,6 +34,7 @@ SETTINGS = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
+    (tmp_path / "a.txt").write_text("the data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
