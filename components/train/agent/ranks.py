@@ -28,7 +28,10 @@ from steadytrain.components.train.agent.processes import MARK, Process, end_proc
 from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0
-"""How long the other ranks may outlive one that is down."""
+"""How long the other ranks may outlive one that has failed."""
+_END_SECONDS = 60.0
+"""How long they may outlive one that ends as they do. A busy machine takes seconds to end a
+process, and a rank that is killed then would count as failed."""
 
 # A program that is itself a rank must not pass these variables on.
 _OTHERS_RANK = (
@@ -135,7 +138,7 @@ class Ranks:
         if any(ended.values()) and not self._asked:
             self.leave(OUTLIVE_SECONDS)
         elif ended:
-            self._limit(OUTLIVE_SECONDS)
+            self._limit(_END_SECONDS)
 
     def _limit(self, seconds: float) -> None:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
