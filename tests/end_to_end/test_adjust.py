@@ -28,14 +28,13 @@ from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.adjusted import Asks
 from support.forked import ForkedLauncher, train
+from support.pause import Pause
 from support.s3 import CREDENTIALS, make_bucket, moto_server
 from support.training import Bench, events_of, weights_digest
 from support.whole_runs import RECIPE, KillsOnce
 
 TESTS = Path(__file__).parents[1]
 CONSTANT = {**RECIPE, "lr_scheduler_type": "constant", "learning_rate": 4e-3}
-LONG = {**CONSTANT, "max_steps": 300, "eval_steps": 100, "save_steps": 100}
-"""Long enough that the supervisor's request reaches the ranks before the end."""
 HALF, AFTER = 2e-3, 6
 
 
@@ -58,6 +57,14 @@ def request(run, *, rate=HALF, at_step=AFTER, change=None):
     assert submit(run.workspace, wanted)
 
 
+def train_asked(run, *, step, at_step=0):
+    """Train a run that is asked for HALF at a step, and goes on when the request is there."""
+    run.root.mkdir(parents=True, exist_ok=True)
+    pause = Pause(run.root / "pause", step, "TrainingStep", stoppable=True)
+    launcher = ForkedLauncher(run.config.compute.nproc_per_node, **pause.environment)
+    return train(run, launcher=launcher, sinks=[Asks(run, HALF, step=step, at_step=at_step)])
+
+
 def rates(run):
     return {event.step: event.learning_rate for event in events_of(run.workspace, TrainingStep)}
 
@@ -67,13 +74,12 @@ def expected(tmp_path_factory, data):
     """Return the weights of a run whose schedule itself halves its constant rate once."""
 
     @functools.cache
-    def weights(after=AFTER, long=False):
-        training = LONG if long else CONSTANT
+    def weights(after=AFTER):
         # A second drop would be more than one change.
-        assert 2 * after >= training["max_steps"]
+        assert 2 * after >= CONSTANT["max_steps"]
         drops = {"step_size": after, "gamma": 0.5}
         schedule = {"lr_scheduler_type": "step_decay", "warmup_steps": 0}
-        training = training | schedule | {"lr_scheduler_kwargs": drops}
+        training = CONSTANT | schedule | {"lr_scheduler_kwargs": drops}
         whole = made(tmp_path_factory.mktemp("whole"), data, "whole", training=training)
         assert train(whole).succeeded
         return weights_digest(whole.workspace)
@@ -83,17 +89,14 @@ def expected(tmp_path_factory, data):
 
 @pytest.mark.core
 def test_change_counts_after_its_step(bench, expected):
-    run = bench("run", training=LONG)
-    asks = Asks(run, HALF, step=2, at_step=200)
-    outcome = train(run, sinks=[asks])
+    run, after = bench("run"), 8
+    outcome = train_asked(run, step=2, at_step=after)
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     (event,) = Ledger(run.workspace).history().adjusted
-    # A slow supervisor lets the ranks pass the step that was asked for.
-    resumed = events_of(run.workspace, AttemptStarted)[1].resumed_from_step
-    after = max(200, resumed)
+    assert 2 <= events_of(run.workspace, AttemptStarted)[1].resumed_from_step < after
     assert (event.step, event.before, event.after) == (after, 4e-3, HALF)
-    assert rates(run) == {step: 4e-3 if step <= after else HALF for step in range(1, 301)}
-    assert weights_digest(run.workspace) == expected(after, long=True)
+    assert rates(run) == {step: 4e-3 if step <= after else HALF for step in range(1, 13)}
+    assert weights_digest(run.workspace) == expected(after)
     assert not run.workspace.adjust.exists()
     (first, _) = events_of(run.workspace, AttemptEnded)
     assert (first.outcome, first.failure_class) == ("stopped", "")
@@ -104,15 +107,15 @@ def test_change_counts_after_its_step(bench, expected):
 
 
 def test_change_as_soon_as_possible_counts_from_the_saved_checkpoint(bench):
-    run = bench("run", training=LONG)
-    outcome = train(run, sinks=[Asks(run, HALF, step=3)])
+    run = bench("run")
+    outcome = train_asked(run, step=3)
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     (change,) = events_of(run.workspace, Adjusted) or Ledger(run.workspace).history().adjusted
     begun = events_of(run.workspace, AttemptStarted)
     assert begun[1].resumed_from_step == change.step >= 3
     assert change.step in {event.step for event in events_of(run.workspace, CheckpointSaved)}
     # The same change in a run that nothing disturbs.
-    again = bench("again", training=LONG)
+    again = bench("again")
     request(again, at_step=change.step)
     assert train(again).attempts == 1
     assert rates(again) == rates(run)
@@ -211,8 +214,8 @@ def test_rank_is_killed_after_the_change(bench, expected):
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_all_ranks_change(bench, strategy):
     compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1, "strategy": strategy}
-    live, whole = (bench(name, training=LONG, compute=compute) for name in ("live", "whole"))
-    assert train(live, sinks=[Asks(live, HALF, step=2, at_step=200)]).attempts == 2
+    live, whole = (bench(name, compute=compute) for name in ("live", "whole"))
+    assert train_asked(live, step=2, at_step=8).attempts == 2
     (change,) = Ledger(live.workspace).history().adjusted
     request(whole, at_step=change.step)
     assert train(whole).attempts == 1

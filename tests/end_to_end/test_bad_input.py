@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command import wait_for
+from support.command import paused_rank
 from support.ports import free_port
 
 HEAD = """
@@ -229,26 +229,17 @@ def test_disk_that_fills_up_in_training(steadytrain, given, small_disk):
 
 
 def test_two_runs_on_one_folder(steadytrain, given):
-    path = given(records=texts(400))
-    line = steadytrain.line(
-        "run", path, "--output", steadytrain.output, sets=("training.max_steps=5000",)
-    )
-    first = subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=steadytrain.environment(),
-        cwd=steadytrain.output.parent,
-    )
+    path, pause = given(records=texts()), steadytrain.pause(1, stoppable=True)
+    first = steadytrain.start(path, "training.save_steps=1", **pause.everywhere)
     try:
-        wait_for(lambda: list(steadytrain.output.rglob("events/*.jsonl")))
-        second = steadytrain.run(path, "training.max_steps=5000")
+        paused_rank(pause, first)
+        second = steadytrain.run(path, "training.save_steps=1")
         assert second.code == 2
         assert str(first.pid) in second.err
         assert "fix" in second.err
     finally:
         first.terminate()
-        first.wait(600)
+        first.communicate(timeout=600)
 
 
 def test_unknown_field(steadytrain, tmp_path):

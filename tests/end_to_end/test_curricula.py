@@ -48,6 +48,8 @@ def test_smaller_micro_batches_follow_the_same_curriculum(tmp_path, texts, easy_
 class KillsWhileScoring(KillsOnce):
     """Kills rank 0 when it begins to score the rows."""
 
+    kind = "WorkProgress"
+
     def emit(self, event):
         if isinstance(event, WorkProgress) and not self.done:
             self.kill()

@@ -16,26 +16,33 @@ from steadytrain.components.train.recovery.times import Times
 
 from support.forked import train
 from support.network import cut_off
+from support.pause import Pause
 from support.times import told_spans
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
 RECIPE = {
-    "max_steps": 40,
+    "max_steps": 16,
     "global_batch_size": 4,
     "micro_batch_size": 2,
     "learning_rate": 5e-3,
-    "eval_steps": 20,
+    "eval_steps": 8,
     "save_steps": 4,
     "logging_steps": 1,
 }
-TIMEOUT = 20.0
-TESTS = Path(__file__).parents[1]
+TIMEOUT = 30.0
+
+
+@pytest.fixture
+def pause(tmp_path, monkeypatch):
+    """Pause rank 0 of an attempt at its first checkpoint."""
+    pause = Pause(tmp_path / "pause", 0)
+    for name, value in pause.everywhere.items():
+        monkeypatch.setenv(name, value)
+    return pause
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """Return a run whose every step takes a moment."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("FAULT_FILE", str(tmp_path / "fault"))
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
 
@@ -65,16 +72,17 @@ def hold(folder, rank):
 
 
 class Disturbance:
-    """Injects one fault per attempt, once the attempt has saved its first checkpoint."""
+    """Injects one fault per attempt, at the attempt's first checkpoint, where rank 0 is paused."""
 
-    def __init__(self, workspace, rank, faults):
-        self.workspace, self.rank, self.faults = workspace, rank, list(faults)
-        self.hit = []
+    def __init__(self, workspace, pause, rank, faults):
+        self.workspace, self.pause, self.rank = workspace, pause, rank
+        self.faults, self.hit = list(faults), []
 
     def emit(self, event):
         if isinstance(event, CheckpointSaved) and self.faults and event.attempt not in self.hit:
             self.hit.append(event.attempt)
             self.faults.pop(0)(folder_of(self.workspace, event.attempt), self.rank)
+            self.pause.set(event.step + 1 if self.faults else None)
 
     def close(self):
         pass
@@ -93,12 +101,12 @@ def folder_of(workspace, attempt):
         pytest.param(2, [hold, stop, cut], id="all of two", marks=pytest.mark.soak),
     ],
 )
-def test_hang_is_detected_reported_and_survived(bench, ranks, faults):
+def test_hang_is_detected_reported_and_survived(bench, pause, ranks, faults):
     undisturbed = bench("undisturbed", ranks, "causal_lm")
     assert train(undisturbed).succeeded
     disturbed = bench("disturbed", ranks, "support.faults:HoldsTheInterpreter")
     workspace = disturbed.workspace
-    disturbance = Disturbance(workspace, ranks - 1, faults)
+    disturbance = Disturbance(workspace, pause, ranks - 1, faults)
     outcome = step.run(disturbed.config, disturbed.data, sinks=[disturbance])
 
     assert (outcome.outcome, outcome.attempts) == ("finished", len(faults) + 1), outcome

@@ -114,5 +114,5 @@ def test_records_with_several_pictures_are_predicted_and_served_alike(steadytrai
 def answers(url, records):
     content = json.dumps({"records": records}).encode()
     request = Request(f"{url}/predict", content, {"content-type": "application/json"})
-    with urlopen(request, timeout=120) as answer:
+    with urlopen(request, timeout=300) as answer:
         return json.load(answer)["predictions"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from steadytrain.components.train import step
 
 from support.command import wait_for
 from support.forked import ForkedLauncher, train
+from support.pause import Pause
 from support.proxy import proxy_to
 from support.s3 import CREDENTIALS, make_bucket, moto_server, set_credentials
 from support.stores import empty_store, own_environment, serving
@@ -83,18 +85,28 @@ def impatient(monkeypatch):
 
 
 class Breaks:
-    """Gives the MLflow server a new fault every ten steps, and waits until it has hit a request."""
+    """Gives the MLflow server a new fault every ten steps.
+
+    It waits until the fault has hit a request: that of the step, which another sink gets after this
+    one does.
+    """
 
     def __init__(self, proxy, server):
         self.proxy, self.server = proxy, server
         self.troubles = ["500", "lose", "forward", "503", "reset", "truncate", "hang"]
+        self.waits = False
 
     def emit(self, event):
-        if isinstance(event, TrainingStep) and event.step % 10 == 0:
+        if not isinstance(event, TrainingStep):
+            return
+        if self.waits:
+            wait_for(lambda: self.proxy.usual in self.proxy.done)
+            self.waits = False
+        if event.step % 10 == 0:
             if self.troubles:
-                self.proxy.usual = self.troubles.pop(0)
                 self.proxy.done.clear()
-                wait_for(lambda: self.proxy.usual in self.proxy.done)
+                self.proxy.usual = self.troubles.pop(0)
+                self.waits = True
             else:
                 self.proxy.usual = "forward"
                 self.server.kill()
@@ -119,7 +131,7 @@ def told(config, workspace):
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_mlflow_failures_change_no_weights_and_lose_no_point(
-    make_bench, undisturbed, server, impatient, ranks
+    make_bench, undisturbed, server, impatient, tmp_path, monkeypatch, ranks
 ):
     """One supervisor is killed while MLflow hangs; the next one meets every other fault.
 
@@ -132,8 +144,11 @@ def test_mlflow_failures_change_no_weights_and_lose_no_point(
         workspace.config.write_text(run.config.to_yaml())
         run.data.save(workspace.record("preprocess"))
 
-        proxy.usual = "hang"
-        first = subprocess.Popen([sys.executable, "-c", SUPERVISED, str(workspace.config)])
+        proxy.usual, pause = "hang", Pause(tmp_path / "pause", 0)
+        first = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISED, str(workspace.config)],
+            env={**os.environ, **pause.everywhere},
+        )
         wait_for(lambda: events_of(workspace, CheckpointSaved) and proxy.seen)
         first.kill()
         first.wait()
@@ -146,6 +161,7 @@ def test_mlflow_failures_change_no_weights_and_lose_no_point(
         sink.close()
         assert not finish_run(run.config, workspace, ok=True)
 
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")
         server.start()
         assert finish_run(run.config, workspace, ok=True)
         assert weights_digest(workspace) == undisturbed(ranks, RECIPE["max_steps"])
@@ -162,10 +178,14 @@ def test_mlflow_failures_change_no_weights_and_lose_no_point(
 
 
 class BreaksStorage:
-    """Injects faults into each checkpoint's requests, and kills the ranks during one upload."""
+    """Injects faults into each checkpoint's requests, and kills the ranks during one upload.
 
-    def __init__(self, proxy, launcher):
-        self.proxy, self.launcher = proxy, launcher
+    Rank 0 is paused at each checkpoint until the faults of the next one are there.
+    """
+
+    def __init__(self, proxy, launcher, file):
+        self.proxy, self.launcher, self.pause = proxy, launcher, Pause(file, 0)
+        launcher.environment |= self.pause.environment
         self.troubles = [["500", "503"], ["reset", "lose"], ["truncate"]]
         self.killed = False
 
@@ -175,6 +195,7 @@ class BreaksStorage:
         if isinstance(event, CheckpointSaved):
             if self.troubles:
                 self.proxy.queued.extend(self.troubles.pop(0))
+                self.pause.set(event.step + 1)
             elif not self.killed:
                 self.killed = True
                 self._kill_in_upload()
@@ -185,6 +206,7 @@ class BreaksStorage:
     def _kill_in_upload(self):
         self.proxy.concerns = lambda method, _path: method == "PUT"
         self.proxy.queued.extend(["forward", "hang"])
+        self.pause.set(None)
         wait_for(lambda: "hang" in self.proxy.done)
         self.launcher.kill(*range(self.launcher.world_size))
         self.proxy.queued.clear()
@@ -193,7 +215,7 @@ class BreaksStorage:
 @pytest.mark.core
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_run_with_checkpoints_on_s3_survives_s3_failures(
-    make_bench, undisturbed, monkeypatch, ranks
+    make_bench, undisturbed, tmp_path, monkeypatch, ranks
 ):
     steps = 80
     set_credentials(monkeypatch)
@@ -208,7 +230,7 @@ def test_run_with_checkpoints_on_s3_survives_s3_failures(
             recovery={"checkpoints": "s3://bucket/runs", "backoff_seconds": 0},
         )
         launcher = ForkedLauncher(ranks, AWS_ENDPOINT_URL_S3=proxy.uri, **CREDENTIALS)
-        breaks = BreaksStorage(proxy, launcher)
+        breaks = BreaksStorage(proxy, launcher, tmp_path / "pause")
         outcome = train(run, launcher=launcher, sinks=[breaks])
         assert outcome.outcome == "finished"
         assert breaks.killed

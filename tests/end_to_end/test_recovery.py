@@ -45,7 +45,6 @@ from support.training import (
 )
 from support.whole_runs import RECIPE, KillsOnce
 
-TESTS = Path(__file__).parents[1]
 AT_ONCE = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
 
 
@@ -90,32 +89,37 @@ def once(kind):
     return lambda event: isinstance(event, kind) and next(unseen, False)
 
 
-class LaunchedKills(Kills):
-    """Kills rank 0 of an attempt that the product's own launcher started, and slows no other."""
+class LaunchedKills:
+    """Kills rank 0, which the product's own launcher started, at the run's first checkpoint."""
 
-    def __init__(self, workspace, when, pace):
-        self.workspace, self.when, self.pace = workspace, when, pace
+    def __init__(self, workspace, pause):
+        self.workspace, self.pause, self.when = workspace, pause, once(CheckpointSaved)
 
     def emit(self, event):
         if self.when(event):
-            ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[0].kill()
-            self.pace.unlink()
+            rank = ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[0]
+            rank.kill()
+            rank.wait()
+            self.pause.set(None)
+
+    def close(self):
+        pass
 
 
 @pytest.mark.core
-def test_run_continues_after_a_launched_rank_is_killed(bench, data, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("PACE_FILE", str(tmp_path / "pace"))
-    (tmp_path / "pace").write_text("1")
-    run = bench("launched", data=data.model_copy(update={"task": "support.faults:Paced"}))
-    killer = LaunchedKills(run.workspace, once(CheckpointSaved), tmp_path / "pace")
+def test_run_continues_after_a_launched_rank_is_killed(bench, tmp_path, monkeypatch):
+    run, pause = bench("launched"), Pause(tmp_path / "pause", 0)
+    for name, value in pause.everywhere.items():
+        monkeypatch.setenv(name, value)
+    killer = LaunchedKills(run.workspace, pause)
     watch = Stopwatch()
     outcome = step.run(run.config, run.data, sinks=[watch, killer])
+    watch.stop()
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
-    times = assert_times_add_up(run.workspace, watch.seconds)
+    times = assert_times_add_up(run.workspace, watch)
     assert min(times.useful, times.lost, times.waiting) > 0
     first_attempt, second = events_of(run.workspace, AttemptStarted)
-    assert second.resumed_from_step >= 4
+    assert second.resumed_from_step == 4
     assert second.batch.micro_batch_size == first_attempt.batch.micro_batch_size
     (decision,) = events_of(run.workspace, DecisionMade)
     assert decision.action == "retry"
@@ -155,12 +159,12 @@ def test_three_ranks_resume_bit_for_bit_for_each_gradient_exchange(bench, recomp
 
 
 # A validation with the best score so far also saves a checkpoint, which counts as progress.
-NO_CHECKPOINT = {"save_steps": 100_000, "eval_steps": 100_000, "max_steps": 2_000}
+NO_CHECKPOINT = {"save_steps": 100, "eval_steps": 100}
 
 
-def test_breaker_ends_a_run_killed_without_progress(bench):
+def test_breaker_ends_a_run_killed_without_progress(bench, tmp_path):
     stuck = bench("stuck", training={**RECIPE, **NO_CHECKPOINT})
-    launcher = ForkedLauncher()
+    launcher = ForkedLauncher(**Pause(tmp_path / "pause", 0, "TrainingStep").environment)
     outcome = train(stuck, launcher=launcher, sinks=[Kills(launcher, first(TrainingStep))])
     assert (outcome.outcome, outcome.attempts) == ("failed", 4)
     actions = [event.action for event in events_of(stuck.workspace, DecisionMade)]
@@ -248,14 +252,15 @@ def test_data_damaged_during_training_are_reported(bench, tmp_path):
 class Fills:
     """Fills the disk once a checkpoint is saved, so that another one does not fit."""
 
-    def __init__(self, disk):
-        self.disk, self.saved = disk, once(CheckpointSaved)
+    def __init__(self, disk, pause):
+        self.disk, self.pause, self.saved = disk, pause, once(CheckpointSaved)
 
     def emit(self, event):
         if self.saved(event):
             fill(self.disk)
             largest = max(self.disk.glob("filler-*"), key=lambda path: path.stat().st_size)
             os.truncate(largest, largest.stat().st_size - 100_000)
+            self.pause.set(None)
 
     def close(self):
         pass
@@ -271,7 +276,9 @@ def test_disk_that_fills_up_is_named_and_the_run_continues_with_space(tmp_path, 
             recovery={**AT_ONCE, "max_failures_per_class": 1},
             compute={"device": "cpu", "threads_per_rank": 1},
         )
-        outcome = train(run, sinks=[Fills(disk)])
+        pause = Pause(tmp_path / "pause", 0)
+        launcher = ForkedLauncher(**pause.environment)
+        outcome = train(run, launcher=launcher, sinks=[Fills(disk, pause)])
         assert outcome.outcome == "failed"
         assert "No space left" in outcome.failure.message
         assert outcome.failure.remedy

@@ -167,8 +167,7 @@ def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
 
 def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise, pause):
     run, undisturbed = (
-        bench("run", "causal_lm", ranks=2),
-        bench("undisturbed", "causal_lm", ranks=2),
+        bench(name, "causal_lm", ranks=2, lease_seconds=3600) for name in ("run", "undisturbed")
     )
     killed = supervise(run)
     paused_rank(pause, killed)

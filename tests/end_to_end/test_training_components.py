@@ -12,17 +12,18 @@ from steadytrain.components.shared.events.types import AttemptStarted, Checkpoin
 from steadytrain.components.train import step
 from steadytrain.components.train.checkpoint.store import committed
 
+from support.pause import Pause
 from support.plugins import install_example, write_plugin
 from support.ranks import ranks_of
 from support.training import Bench, events_of, weights_digest
 
 COMPONENTS = {"ema": {"decay": 0.9}, "grad_norms": {}}
 RECIPE = {
-    "max_steps": 60,
+    "max_steps": 12,
     "global_batch_size": 4,
     "micro_batch_size": 2,
     "learning_rate": 5e-3,
-    "eval_steps": 20,
+    "eval_steps": 4,
     "save_steps": 4,
     "logging_steps": 1,
     "order": "shortest_first",
@@ -53,15 +54,18 @@ def same_state(one, other):
 
 
 class KillsRankOnce:
-    """Kills a rank at the run's first checkpoint."""
+    """Kills a rank at the run's first checkpoint, where rank 0 is paused."""
 
-    def __init__(self, workspace, rank):
-        self.workspace, self.rank, self.done = workspace, rank, False
+    def __init__(self, workspace, rank, pause):
+        self.workspace, self.rank, self.pause, self.done = workspace, rank, pause, False
 
     def emit(self, event):
         if isinstance(event, CheckpointSaved) and not self.done:
             self.done = True
-            ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[self.rank].kill()
+            rank = ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[self.rank]
+            rank.kill()
+            rank.wait()
+            self.pause.set(None)
 
     def close(self):
         pass
@@ -87,11 +91,15 @@ def make_bench(tmp_path, data, site, monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
-def test_two_killed_ranks_end_with_the_same_average(make_bench, strategy):
+def test_two_killed_ranks_end_with_the_same_average(make_bench, tmp_path, monkeypatch, strategy):
     whole, killed = make_bench("whole", strategy), make_bench("killed", strategy)
     assert step.run(whole.config, whole.data).attempts == 1
 
-    outcome = step.run(killed.config, killed.data, sinks=[KillsRankOnce(killed.workspace, rank=1)])
+    pause = Pause(tmp_path / "pause", 0)
+    for name, value in pause.everywhere.items():
+        monkeypatch.setenv(name, value)
+    sinks = [KillsRankOnce(killed.workspace, 1, pause)]
+    outcome = step.run(killed.config, killed.data, sinks=sinks)
 
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     assert weights_digest(killed.workspace) == weights_digest(whole.workspace)

@@ -38,7 +38,7 @@ def recipe(tmp_path_factory, data):
             data,
             training=RECIPE,
             compute={"device": "cpu", "threads_per_rank": 1},
-            recovery={"backoff_seconds": 0, "lease_seconds": 20, **recovery},
+            recovery={"backoff_seconds": 0, **recovery},
         )
 
     return make

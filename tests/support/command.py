@@ -111,10 +111,10 @@ class Command:
         """Start a run, and do not wait for it."""
         return self.begin("run", source, sets=sets, **environment)
 
-    def pause(self, step: int) -> Pause:
+    def pause(self, step: int, *, stoppable: bool = False) -> Pause:
         """Pause a run, which gets the variables in `everywhere`, at a checkpoint."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        return Pause(self.output.parent / "pause", step)
+        return Pause(self.output.parent / "pause", step, stoppable=stoppable)
 
     def begin(
         self, *arguments: object, sets: tuple[str, ...], **environment: str
@@ -126,6 +126,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=self.output.parent,
         )
 
     def line(self, *arguments: object, sets: tuple[str, ...] = ()) -> list[str]:

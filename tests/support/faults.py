@@ -27,6 +27,7 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.built_in import CAUSAL_LM
 from steadytrain.components.tasks.causal_lm import LanguageModelPackager, SupervisedFineTuning
 from steadytrain.components.techniques.distillation.teacher import AnsweringTeacher
+from steadytrain.components.train.attempt import FINISHING, AttemptFolder, Beat
 from steadytrain.components.train.loop import row_losses
 
 from support.limits import address_space, limited, return_freed_memory
@@ -58,7 +59,8 @@ class SlowExport(SupervisedFineTuning):
 class SlowPackager(LanguageModelPackager):
     """Exports for EXPORT_SECONDS.
 
-    The first attempt to create the file FAULT_FILE kills its own process during the export.
+    The first attempt to create the file FAULT_FILE kills its own process during the export, once
+    the other ranks wait for it.
     """
 
     def export(self, model: torch.nn.Module, target: Path) -> None:
@@ -68,6 +70,8 @@ class SlowPackager(LanguageModelPackager):
         if file := os.environ.get("FAULT_FILE"):
             with contextlib.suppress(FileExistsError):
                 Path(file).touch(exist_ok=False)
+                while not all(map(_is_finishing, range(1, int(os.environ["WORLD_SIZE"])))):
+                    time.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGKILL)
         super().export(model, target)
 
@@ -166,7 +170,7 @@ class Paced(SupervisedFineTuning):
         return super().compute_loss(model, batch)
 
 
-class HoldsTheInterpreter(Slow):
+class HoldsTheInterpreter(SupervisedFineTuning):
     """A C call that never returns holds the interpreter lock.
 
     This happens on the rank whose number is in the file FAULT_FILE, as soon as the file exists.
@@ -289,7 +293,16 @@ class LittleMemory(SupervisedFineTuning):
             yield
 
 
-def attempt_number() -> int:
-    """Return the number of this rank's attempt."""
+def attempt_folder() -> AttemptFolder:
+    """Return the folder of this rank's attempt, whose name is its number."""
     mark = Path(os.environ["STEADYTRAIN_ATTEMPT"])
-    return int(next(part for part in reversed(mark.parts) if part.isdigit()))
+    return AttemptFolder(next(path for path in (mark, *mark.parents) if path.name.isdigit()))
+
+
+def attempt_number() -> int:
+    return int(attempt_folder().path.name)
+
+
+def _is_finishing(rank: int) -> bool:
+    beat = Beat.read(attempt_folder().heartbeat(rank))
+    return beat is not None and beat.phase == FINISHING

@@ -36,7 +36,7 @@ class Prometheus:
         """Return the series of an instant query."""
         address = f"http://127.0.0.1:{self.port}/api/v1/query?"
         query = {"query": expression} | ({} if self.at is None else {"time": str(self.at)})
-        with urllib.request.urlopen(address + urllib.parse.urlencode(query), timeout=20) as answer:
+        with urllib.request.urlopen(address + urllib.parse.urlencode(query), timeout=300) as answer:
             return json.load(answer)["data"]["result"]  # type: ignore[no-any-return]
 
     def value(self, expression: str) -> float | None:
@@ -90,5 +90,5 @@ def _is_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
             return True
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:
         return False

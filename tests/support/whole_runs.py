@@ -33,10 +33,12 @@ class KillsOnce:
         rank: -1 is the last one.
     """
 
+    kind = "CheckpointSaved"
+
     def __init__(self, launcher: ForkedLauncher, *, step: int = 0, rank: int = 0) -> None:
         self.launcher, self.step, self.done = launcher, step, False
         self.rank = rank % launcher.world_size
-        self.pause = Pause(Path(tempfile.mkdtemp(), "pause"), step)
+        self.pause = Pause(Path(tempfile.mkdtemp(), "pause"), step, self.kind)
         launcher.environment |= self.pause.environment
 
     def emit(self, event: Any) -> None:

@@ -80,7 +80,7 @@ def test_documented_request_is_answered(address):
     program, _, url, _, header, _, body = shlex.split(line.replace("\\\n", " "))[:7]
     path = url.removeprefix("http://127.0.0.1:8485")
     right = dict([header.split(": ")], authorization=f"Bearer {TOKEN}")
-    answer = httpx.post(address + path, content=body, headers=right)
+    answer = httpx.post(address + path, content=body, headers=right, timeout=300)
     assert (program, answer.status_code) == ("curl", 200)
     assert answer.json()["predictions"] == [{"prediction": 6}, {"prediction": 10}]
 

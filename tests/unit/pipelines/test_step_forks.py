@@ -235,7 +235,7 @@ def test_leftover_processes_end_with_their_step(processes, tmp_path):
 def test_leftover_that_cannot_be_killed_fails_the_step_but_blocks_no_other(
     processes, mirror, monkeypatch
 ):
-    monkeypatch.setattr(killing, "KILL_SECONDS", 1.0)
+    monkeypatch.setattr(killing, "KILL_SECONDS", 5.0)
     behind, seen = mirror
     (behind / STUCK).touch()
     source = (

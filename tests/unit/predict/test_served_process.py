@@ -171,7 +171,7 @@ def test_sigterm_answers_what_has_arrived_and_takes_no_more(table, serve):
     with socket.create_connection(("127.0.0.1", port), timeout=300) as begun:
         begun.sendall(head + body[:10])
         # Its head has been read once another connection has its answer.
-        httpx.get(f"{address}/health").raise_for_status()
+        httpx.get(f"{address}/health", timeout=300).raise_for_status()
         process.send_signal(signal.SIGTERM)
         while True:
             try:

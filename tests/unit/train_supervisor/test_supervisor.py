@@ -30,6 +30,7 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.fallbacks import fallbacks_for
 from steadytrain.components.train.recovery import watch
 
+from support import command
 from support.decided import halved
 from support.proxy import proxy_to
 from support.s3 import make_bucket, moto_server, set_credentials
@@ -128,8 +129,7 @@ def test_unrequested_preemption_is_retried(supervisor):
 
         def signal(self, attempt):
             folder = running.workspace.attempts / f"{attempt:04d}"
-            while not (folder / "waiting-0").exists():
-                pass
+            command.wait_for((folder / "waiting-0").exists)
             for process in processes_of(folder):
                 process.terminate()
 
