@@ -29,15 +29,14 @@ from steadytrain.components.images.training import changed, channels_first, pixe
 from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
-from steadytrain.components.train.with_transformers.classes import class_scores
 from steadytrain.components.train.with_transformers.common import (
     ARGUMENTS,
     RUN,
     Kind,
     Rows,
     located,
-    train,
 )
+from steadytrain.components.train.with_transformers.texts import class_scores
 
 
 class Images(Kind):
@@ -95,7 +94,3 @@ class Images(Kind):
         pixels = channels_first(np.stack([row[PIXELS] for row in rows]))
         labels = torch.tensor([row["label"] for row in rows])
         return {"pixel_values": scaled(pixels, self.scale), "labels": labels}
-
-
-if __name__ == "__main__":
-    train(Images)

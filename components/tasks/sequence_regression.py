@@ -73,7 +73,7 @@ def standardize(model: Any, data: DataRecord, *, trained: bool) -> Scale | None:
         for parameter in head.parameters():
             # 16 bits are too few for weights in another unit. Training would widen them anyway.
             parameter.data = parameter.data.float()
-        _rescale(head, -scale.shift / scale.unit, 1 / scale.unit)
+        rescale(head, -scale.shift / scale.unit, 1 / scale.unit)
     setattr(model, _SCALE, scale)
     return scale
 
@@ -101,7 +101,7 @@ def in_units_of_data(model: Any) -> Iterator[None]:
     _, head = class_head(model)
     kept = [parameter.detach().clone() for parameter in head.parameters()]
     try:
-        _rescale(head, scale.shift, scale.unit)
+        rescale(head, scale.shift, scale.unit)
         yield
     finally:
         with torch.no_grad():
@@ -116,7 +116,7 @@ def leave_in_units_of_data(model: Any) -> None:
 
 
 @torch.no_grad()
-def _rescale(head: torch.nn.Linear, shift: float, unit: float) -> None:
+def rescale(head: torch.nn.Linear, shift: float, unit: float) -> None:
     """Multiply what a head returns by the unit, and add the shift."""
     head.weight.mul_(unit)
     if head.bias is not None:

@@ -20,33 +20,32 @@ from typing import Final
 _OURS: Final = __name__.partition(".")[0]
 _WIDTH: Final = 100
 _BLOCKS: Final = ("def ", "class ", "@")
+_MAIN: Final = 'if __name__ == "__main__":\n    '
 _FUTURE: Final = "from __future__ import annotations"
 
 
-def one_file(module: str, docstring: str, values: Mapping[str, str]) -> str:
-    """Return the source of a module with all that it uses of this package.
+def one_file(call: str, names: Mapping[str, str], docstring: str, values: Mapping[str, str]) -> str:
+    """Return the source of a program that needs nothing of this package.
 
     Args:
-        docstring: takes the place of the module's own.
-        values: sources of definitions, by name, which take the place of the module's or of those
-            that it imports.
+        call: what the program does.
+        names: the module of each name in the call.
+        docstring: of the program.
+        values: sources that replace definitions, by name.
 
     Raises:
         ValueError: two modules define different things with the same name.
     """
     file = _File(values)
-    source = file.source(module)
-    for name in source.definitions:
+    for name, module in names.items():
         file.add(module, name)
-    for block in source.executed:
-        file.follow(module, block)
     quoted = docstring.replace("\\", "\\\\").replace('"""', "'''")
     # A docstring of one line ends on that line.
     end = '\n"""' if "\n" in quoted else '"""'
     head = [f'"""{quoted}{end}', _FUTURE, *file.import_lines()]
-    defined = _spaced(file.definitions(module))
+    defined = _spaced(text for module in names.values() for text in file.definitions(module))
     first = "\n" if defined.startswith(_BLOCKS) else ""
-    return "\n\n".join((*head, first + defined, *source.executed)) + "\n"
+    return "\n\n".join((*head, f"{first}{defined}\n", f"{_MAIN}{call}")) + "\n"
 
 
 @dataclass
@@ -93,11 +92,6 @@ class _Source:
                 result[last] += f"\n{self._lines(node)}"
             last = names[-1] if names else ""
         return result
-
-    @cached_property
-    def executed(self) -> list[str]:
-        """The source of each block that runs when the file does."""
-        return [f"\n{self._lines(node)}" for node in self.tree.body if isinstance(node, ast.If)]
 
     def _lines(self, node: ast.stmt) -> str:
         decorators = getattr(node, "decorator_list", ())

@@ -27,18 +27,18 @@ from steadytrain.components.train.recovery.history import History
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
 _KINDS: Final = {
-    **dict.fromkeys(("causal_lm", "supervised_finetuning"), "documents"),
-    "masked_lm": "masked",
-    "sequence_classification": "classes",
-    MULTI_LABEL: "label_sets",
-    "sequence_regression": "numbers",
-    "denoising": "spans",
-    "preference": "pairs",
-    "unpaired_preference": "answers",
-    "text_embedding": "embeddings",
-    "image_classification": "images",
+    **dict.fromkeys(("causal_lm", "supervised_finetuning"), "Documents"),
+    "masked_lm": "Masked",
+    "sequence_classification": "Classes",
+    MULTI_LABEL: "LabelSets",
+    "sequence_regression": "Numbers",
+    "denoising": "Spans",
+    "preference": "Pairs",
+    "unpaired_preference": "Answers",
+    "text_embedding": "Embeddings",
+    "image_classification": "Images",
 }
-"""What knows the rows, by task: a module in `with_transformers`, or `images`."""
+"""The kind of rows by task, a subclass of `with_transformers.common.Kind`."""
 _OBJECTIVES: Final = {
     "masked_lm": "masking",
     "denoising": "denoising",
@@ -72,10 +72,16 @@ _SCHEDULES: Final = (
 _OPTIMIZERS: Final = ("adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
 _SCORES: Final = {"loss": False, "accuracy": True, "macro_f1": True}
 """Metrics that the script computes, and whether a higher value is better."""
-_SCORED: Final = ("classes", "images")
+_SCORED: Final = ("Classes", "Images")
 """Kinds of rows whose accuracy and F1 the script computes."""
-_PARTS: Final = f"{__name__.rpartition('.')[0]}.with_transformers"
-_IMAGES: Final = "steadytrain.components.images.with_transformers"
+_PACKAGE: Final = f"{__name__.rpartition('.')[0]}.with_transformers"
+_MODULES: Final = {
+    **dict.fromkeys(("Documents", "Masked", "Spans"), f"{_PACKAGE}.documents"),
+    **dict.fromkeys(("Classes", "LabelSets", "Numbers"), f"{_PACKAGE}.texts"),
+    **dict.fromkeys(("Pairs", "Answers"), f"{_PACKAGE}.preferences"),
+    "Embeddings": f"{_PACKAGE}.embeddings",
+    "Images": "steadytrain.components.images.with_transformers",
+}
 _BAD_INPUT: Final = '''class BadInput(SystemExit):
     """The input cannot be used."""
 
@@ -88,7 +94,7 @@ class TransformersRun:
     """What the two files say.
 
     arguments: of TrainingArguments, by name, each with the reason for its value.
-    kind: what knows the rows; "" if there is none.
+    kind: of the rows; "" if there is none.
     refused: why Trainer cannot do what the run does; the script is not written then.
     remarks: what is different with Trainer although the losses are those of the run.
     classes: sources that take the place of this package's classes, by name.
@@ -163,8 +169,8 @@ class TransformersRun:
         for name, (value, reason) in self.arguments.items():
             given += [f"    # {reason}", f"    {name!r}: {value!r},"]
         values = {"RUN": "\n".join((*run, "}")), "ARGUMENTS": "\n".join((*given, "}"))}
-        module = _IMAGES if self.kind == "images" else f"{_PARTS}.{self.kind}"
-        return one_file(module, self._header(), self.classes | values)
+        names = {"train": f"{_PACKAGE}.common", self.kind: _MODULES[self.kind]}
+        return one_file(f"train({self.kind})", names, self._header(), self.classes | values)
 
     def _header(self) -> str:
         packages = ["torch", "transformers", "accelerate", "pyarrow"]
@@ -172,7 +178,7 @@ class TransformersRun:
         needs = {
             "peft": self.run["adapter"],
             "bitsandbytes": quantized,
-            "pillow": self.kind == "images",
+            "pillow": self.kind == "Images",
             "timm": self.run["config"].get("model_type") == "timm_wrapper",
         }
         packages += [name for name, needed in needs.items() if needed]
@@ -357,23 +363,23 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
 def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
     """Yield what is different only with such rows."""
     kind = _KINDS[config.data.task]
-    if kind == "documents":
+    if kind == "Documents":
         yield "Documents of a packed row become padded rows of their own, which is slower."
-    if kind in ("documents", "masked", "spans"):
+    if kind in ("Documents", "Masked", "Spans"):
         yield "The validation loss is the mean over batches, not over tokens."
-    if kind == "images":
+    if kind == "Images":
         yield "No preprocessor_config.json is written: prepare images as steadytrain does."
         yield (
             "Batch normalization, if the model has it, is over the micro-batch of each rank, and "
             "in the run over those of all ranks. With few images, it lets differences by rounding "
             "grow until losses differ."
         )
-    if kind in ("classes", "label_sets", "images") and config.model.base:
+    if kind in ("Classes", "LabelSets", "Images") and config.model.base:
         yield (
             "If the base model has a head for the same classes in another order, the run reorders "
             "its rows, and for some of the classes it makes a new head; the script does neither."
         )
-    if kind == "label_sets" and config.training.label_thresholds != "half":
+    if kind == "LabelSets" and config.training.label_thresholds != "half":
         yield "training.label_thresholds: the script fits no thresholds."
 
 

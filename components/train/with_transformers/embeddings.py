@@ -17,7 +17,6 @@ from steadytrain.components.train.with_transformers.common import (
     MeanTrainer,
     Rows,
     smoothing,
-    train,
 )
 
 
@@ -55,7 +54,3 @@ class Embeddings(Kind):
         batch = self.padded([(text, text) for text in texts])
         del batch["labels"]
         return {**batch, "texts": numbered([tuple(text) for text in texts])}
-
-
-if __name__ == "__main__":
-    train(Embeddings)

@@ -54,7 +54,7 @@ class Disk(Base):
     text = label("disk")
 
 
-if __name__ == "__main__":
+def main():
     sys.stdout.write(f"{Disk.text} {shown(Disk().area(GIVEN))}")
 """
 )
@@ -83,7 +83,9 @@ def write(package, **modules):
 
 def test_file_has_what_is_used_and_runs_alone(package, tmp_path):
     name = write(package, base=BASE, entry=ENTRY)
-    text = one_file(f"{name}.entry", 'Says """what"""\nit is.', {"GIVEN": "GIVEN = 1.5"})
+    text = one_file(
+        "main()", {"main": f"{name}.entry"}, 'Says """what"""\nit is.', {"GIVEN": "GIVEN = 1.5"}
+    )
     assert text.startswith("\"\"\"Says '''what'''\nit is.\n\"\"\"\n\nfrom __future__")
     assert "import sys\nfrom math import pi as ratio\n\n" in text
     assert 'SCALE = 2\n"""What it multiplies."""\n' in text
@@ -99,5 +101,5 @@ def test_file_has_what_is_used_and_runs_alone(package, tmp_path):
 def test_two_things_of_one_name_are_refused(package):
     entry = HEAD + "from PACKAGE.base import Base\n\nSCALE = 3\nONE = Base()\n"
     name = write(package, base=BASE, entry=entry)
-    with pytest.raises(ValueError, match=r"SCALE is in .*base and in .*entry"):
-        one_file(f"{name}.entry", "", {})
+    with pytest.raises(ValueError, match=r"SCALE is in .*entry and in .*base"):
+        one_file("ONE", {"ONE": f"{name}.entry", "SCALE": f"{name}.entry"}, "", {})
