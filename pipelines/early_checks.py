@@ -11,7 +11,7 @@ from typing import Final
 from steadytrain.components.preprocess.sources import check_source
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.config.data_fields import is_template
 from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.effects import is_local
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.chunks import check_head_width
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.config.data_fields import is_template
 from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput

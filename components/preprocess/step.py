@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, inputs_
 from steadytrain.components.preprocess.model import Model, find_model, with_template
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig, from_parameters
-from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.config.data_fields import is_template
 from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.effects import Use

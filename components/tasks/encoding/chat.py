@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import LongRecords
+from steadytrain.components.shared.config.data_fields import LongRecords
 from steadytrain.components.shared.config.data_sections import Columns
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.base import (

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import LongRecords
+from steadytrain.components.shared.config.data_fields import LongRecords
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.base import (
     Content,

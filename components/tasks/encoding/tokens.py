@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.bounded import bounded
-from steadytrain.components.shared.config.data import LongRecords
+from steadytrain.components.shared.config.data_fields import LongRecords
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.encoding.fields import Defect
