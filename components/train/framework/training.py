@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,11 @@ from steadytrain.components.tasks.base import Row
 from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.attempt import AttemptSpec, Heartbeat
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged, CheckpointStore
-from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
-from steadytrain.components.train.checkpoint.saver import Saved, Saver
+from steadytrain.components.train.checkpoint.cadence import Cadence, check_scores
+from steadytrain.components.train.checkpoint.saver import Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
 from steadytrain.components.train.checkpoint.snapshot import Piece, full_piece, is_storable
-from steadytrain.components.train.failures import Diverged, NonFiniteState
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
@@ -41,8 +42,8 @@ from steadytrain.components.train.loop.progress import (
     ExportedChoice,
     Progress,
     best_metric,
-    highest_normal_loss,
 )
+from steadytrain.components.train.loop.training_loop import TrainingLoop
 
 
 def as_pieces(state: State) -> list[Piece]:
@@ -74,16 +75,8 @@ def _tensor(name: str, array: np.ndarray) -> torch.Tensor:
     )
 
 
-_FAILED_SECONDS = 5.0
-"""How long a failed training run waits for the checkpoint that is being written."""
-
-
-class LearnerTraining:
-    """The loop and its state.
-
-    Args:
-        cadence: if checkpoints are saved by time and not by `save_steps`.
-    """
+class LearnerTraining(TrainingLoop):
+    """The loop around a learner, in one process."""
 
     def __init__(
         self,
@@ -99,17 +92,16 @@ class LearnerTraining:
     ) -> None:
         self.learner, self.config, self.spec = learner, config, spec
         self.store, self.reporter, self.requests = store, reporter, requests
-        self.heartbeat, self.cadence = heartbeat, cadence
+        self.beat, self.cadence = heartbeat.beat, cadence
         self.training, self.progress = config.training, Progress()
         self.rows = Rows.of(data, "train")
         none = getattr(learner, "learns_validation", False)
         self.validation = Rows([]) if none else Rows.of(data, "validation")
         check_scores(self.training, len(self.validation))
         self.order = RowOrder(len(self.rows), self.training.seed)
-        self.learns_all = getattr(learner, "learns_all", False)
-        # The rows of a step.
-        self.size = len(self.rows) if self.learns_all else self.training.global_batch_size
-        self.steps = total_steps(self.training, len(self.rows), self.size)
+        self.learns_all, self.epoch_rows = getattr(learner, "learns_all", False), len(self.rows)
+        self.step_rows = self.epoch_rows if self.learns_all else self.training.global_batch_size
+        self.steps = total_steps(self.training, len(self.rows), self.step_rows)
         requests.cut_at(spec.until, eval_steps=self.training.eval_steps, steps=self.steps)
         self.metric, self.greater_is_better = best_metric(
             self.training, learner, lambda: list(learner.validate([self.rows[0]]))
@@ -120,61 +112,39 @@ class LearnerTraining:
             world_size=1,
             gather=list,
             on_saved=self._saved,
-            on_wait=lambda: heartbeat.beat("save"),
+            on_wait=partial(heartbeat.beat, "save"),
             on_warning=reporter.warn,
             snapshot=spec.batch.snapshot,
         )
         self._tokens = self._reported_tokens = 0
         self._seconds = 0.0
 
-    def run(self) -> AttemptOutcome:
-        """Train until the last step, early stopping, the cut, or a request to stop.
-
-        Raises:
-            Diverged: the loss or the state is not finite, or the loss spiked. Nothing of that step
-                is saved.
-            StorageError: a checkpoint could not be written.
-        """
-        try:
-            outcome = self._train()
-            self.saver.settle()
-        except BaseException as error:
-            if isinstance(error, NonFiniteState):
-                self.reporter.diverged(error)
-            self.saver.abandon(_FAILED_SECONDS)
-            raise
-        return outcome
-
     def _train(self) -> AttemptOutcome:
-        training, progress = self.training, self.progress
-        self._report_start()
+        self.reporter.emit(
+            TrainingStarted(
+                attempt=self.spec.attempt,
+                step=self.progress.step,
+                max_steps=self.steps,
+                parameters=self.learner.parameters,
+                device=device_name(self.config.compute),
+                precision=self.config.model.framework,
+                environment=environment(),
+            )
+        )
         rows = None if self.learns_all else len(self.rows)
-        for remark in without_effect(training, rows, self.steps):
+        for remark in without_effect(self.training, rows, self.steps):
             self.reporter.warn(remark)
-        while progress.step < self.steps:
-            if progress.out_of_patience(training):
-                if training.saves != "best" or progress.best_score is None:
-                    self.save()
-                return "early_stopped"
-            if self.saver.failed:
-                self.saver.settle()
-            if asked := self.requests.requested_outcome(progress.step):
-                self.save()
-                return asked
-            due = self.cadence is not None and self.cadence.due
-            self._step()
-            self.heartbeat.beat("train", progress.step)
-            last = progress.step == self.steps
-            better = (last or progress.step % training.eval_steps == 0) and self._validate()
-            unscored = progress.best_score is None
-            moment = Moment(progress.step, last, better, unscored, due)
-            if is_saved(moment, training, rows=len(self.rows), batch=self.size):
-                self.save()
-        return "finished"
+        return super()._train()
 
-    def _step(self) -> None:
+    def _step(self) -> tuple[AttemptOutcome | None, bool]:
+        if self.saver.failed:
+            self.saver.settle()
         progress, began = self.progress, time.monotonic()
-        rows, size = self._batch(), self.size
+        if stop := self.requests.requested_outcome(progress.step):
+            self.save()
+            return stop, False
+        due = self.cadence is not None and self.cadence.due
+        rows, size = self._batch(), self.step_rows
         learned = self.learner.learn(rows, learning_rate_scale=self.spec.learning_rate_scale)
         self._check(learned)
         progress.step += 1
@@ -186,32 +156,25 @@ class LearnerTraining:
         self._seconds += time.monotonic() - began
         if progress.step % self.training.logging_steps == 0 or progress.step == self.steps:
             self._report_step(learned)
+        return None, due
 
     def _batch(self) -> list[Row]:
         """Return the rows of the next step; none for a learner that has them all."""
         if self.learns_all:
             return []
-        position = batch_at(self.progress.step, self.spec.skipped_batches) * self.size
-        return [self.rows[index] for index in self.order.take(position, self.size)]
+        position = batch_at(self.progress.step, self.spec.skipped_batches) * self.step_rows
+        return [self.rows[index] for index in self.order.take(position, self.step_rows)]
 
     def _check(self, learned: Learned) -> None:
-        recovery, progress = self.config.recovery, self.progress
-        limit = highest_normal_loss(
-            progress.recent_losses,
-            progress.first_loss,
-            threshold=recovery.spike_threshold,
-            window=recovery.spike_window,
-        )
-        finite = math.isfinite(learned.loss)
+        finite, limit = math.isfinite(learned.loss), self._limit()
         if finite and learned.loss <= limit:
             return
         spike = limit if finite else None
-        error = Diverged(progress.step + 1, learned.loss, learned.gradient_norm, limit=spike)
+        error = Diverged(self.progress.step + 1, learned.loss, learned.gradient_norm, limit=spike)
         self.reporter.diverged(error)
         raise error
 
     def _validate(self) -> bool:
-        """Validate. Return whether the model is the best so far."""
         if not len(self.validation):
             return False
         rows = iter(()) if self.learns_all else self._alive()
@@ -238,25 +201,12 @@ class LearnerTraining:
 
     def _alive(self) -> Iterator[Row]:
         for index in range(len(self.validation)):
-            self.heartbeat.beat("validate")
+            self.beat("validate", None)
             yield self.validation[index]
 
-    def save(self) -> None:
-        """Start saving a checkpoint of this step, unless it already has one."""
-        self.heartbeat.beat("save")
-        if self.cadence is not None:
-            self.cadence.began()
-        self.saver.save(self.progress.step, self.progress.best_step, self._content)
-
-    def _content(self) -> Content:
+    def _state(self) -> Content:
         parts = {"model": as_pieces(self.learner.state())}
         return Content(parts=parts, shared={"progress": self.progress.as_state()}, own={})
-
-    def _saved(self, saved: Saved) -> None:
-        """Record a committed checkpoint. The thread that writes checkpoints calls this."""
-        if self.cadence is not None:
-            self.cadence.measured(saved.blocking_seconds, saved.writing_seconds)
-        self.reporter.saved(saved)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore everything to the state right after the checkpoint's step.
@@ -266,10 +216,6 @@ class LearnerTraining:
         """
         self.progress = Progress(**checkpoint.state()["progress"])
         self.learner.restore(as_arrays(checkpoint.tensors("model")))
-
-    def best(self) -> ExportedChoice:
-        """Return which model would be exported now."""
-        return self.progress.best(self.metric, self.training)
 
     def export(self, target: Path) -> ExportedChoice:
         """Export the best validated model, or the last one. Return which one it is.
@@ -293,20 +239,7 @@ class LearnerTraining:
 
     @property
     def _epoch(self) -> float:
-        return self.progress.step * self.size / len(self.rows)
-
-    def _report_start(self) -> None:
-        self.reporter.emit(
-            TrainingStarted(
-                attempt=self.spec.attempt,
-                step=self.progress.step,
-                max_steps=self.steps,
-                parameters=self.learner.parameters,
-                device=device_name(self.config.compute),
-                precision=self.config.model.framework,
-                environment=environment(),
-            )
-        )
+        return self.progress.step * self.step_rows / len(self.rows)
 
     def _report_step(self, learned: Learned) -> None:
         progress = self.progress

@@ -1,4 +1,4 @@
-"""The training loop of one rank: steps, reports, validation and checkpoints."""
+"""The training of one rank with PyTorch: steps, reports, validation and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
     CheckpointStore,
 )
-from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
-from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
-from steadytrain.components.train.failures import Diverged, NonFiniteState
+from steadytrain.components.train.checkpoint.cadence import Cadence, check_scores
+from steadytrain.components.train.checkpoint.saver import Saver, State
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.batches import Prefetch, RankBatches
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
@@ -33,7 +33,7 @@ from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.halving import Halving
 from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing, set_rate, set_weight_decay
-from steadytrain.components.train.loop.progress import ExportedChoice, Progress, highest_normal_loss
+from steadytrain.components.train.loop.progress import ExportedChoice, Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import (
     Parts,
@@ -42,6 +42,7 @@ from steadytrain.components.train.loop.setup import (
     restore_random_state,
 )
 from steadytrain.components.train.loop.steps import Agreement, StepResult, agree, take_step
+from steadytrain.components.train.loop.training_loop import TrainingLoop
 from steadytrain.components.train.loop.validation import (
     best_by,
     evaluated_weights,
@@ -50,21 +51,20 @@ from steadytrain.components.train.loop.validation import (
     validate,
 )
 
-FAILED_SECONDS: Final = 5.0
-"""How long a failed training run waits for the checkpoint that is being written."""
 _AVERAGED: Final = "averaged_"
 """Prefix of the metrics of averaged weights."""
 _DECAY: Final = "training.weight_decay"
 
 
-class Training:
-    """The loop and its state.
+class Training(TrainingLoop):
+    """The loop of a rank that trains with PyTorch.
 
     Args:
-        cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
         peak: returns the schedule's peak after so many finished steps. None leaves it as it is.
         changes: what a person changed, as in `AttemptSpec`.
     """
+
+    reporter: Reporter
 
     def __init__(
         self,
@@ -77,11 +77,14 @@ class Training:
         peak: Callable[[int], float] | None = None,
         changes: Sequence[Change] = (),
     ) -> None:
-        self.cadence, self.peak = cadence, peak
-        self.configured, self.changes = parts.config, changes
+        self.config = self.configured = parts.config
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
+        self.beat, self.cadence, self.peak, self.changes = parts.beat, cadence, peak, changes
+        self.steps, self.epoch_rows = parts.steps, len(parts.train)
+        self.step_rows, self.progress = parts.config.training.global_batch_size, Progress()
         check_scores(parts.config.training, len(parts.validation))
-        self.progress = Progress()
+        # Set after the state is loaded, which has its own rates.
+        self._rate: float | None = None
         self.metric, self.greater_is_better = best_by(parts)
         if isinstance(parts.scheduler, AdaptiveLR) and not len(parts.validation):
             raise BadInput(
@@ -104,77 +107,36 @@ class Training:
             snapshot=parts.batch.snapshot and parts.batch.offload != DISK,
         )
 
-    def run(self) -> AttemptOutcome:
-        """Train until the last step, early stopping, the cut, or a request to stop.
-
-        Raises:
-            Diverged: loss, gradient norm or state is not finite, or the loss spiked. Nothing of
-                that step is saved.
-            StorageError: a checkpoint could not be written, on any rank.
-        """
-        try:
-            with closing(Prefetch(self.parts)) as data:
-                outcome = self._train(data)
-            self.saver.settle()
-        except BaseException as error:
-            if isinstance(error, NonFiniteState):
-                self.reporter.diverged(error)
-            self.saver.abandon(FAILED_SECONDS)
-            raise
+    def _train(self) -> AttemptOutcome:
+        with closing(Prefetch(self.parts)) as self._data:
+            self.reporter.started(self.parts, self.progress)
+            for remark in self.parts.remarks:
+                self.reporter.warn(remark)
+            outcome = super()._train()
+        # It has rows of the next steps.
+        del self._data
         return outcome
 
-    def _train(self, data: Prefetch) -> AttemptOutcome:
-        progress = self.progress
-        self.reporter.started(self.parts, progress)
-        for remark in self.parts.remarks:
-            self.reporter.warn(remark)
-        # Set after the state is loaded, which has its own rates.
-        rate: float | None = None
-        while progress.step < self.parts.steps:
-            rate = self._set_rate(rate)
-            training = self._changed()
-            if progress.out_of_patience(training):
-                if training.saves != "best" or progress.best_score is None:
-                    self.save()
-                return "early_stopped"
-            self.freezing.before_step(progress.step + 1)
-            self.components.before_step(progress.step + 1)
-            agreed = self._step(data)
-            if agreed.stop is not None:
-                self.save()
-                return agreed.stop
-            self.parts.beat("train", progress.step)
-            last = progress.step == self.parts.steps
-            better = (last or progress.step % training.eval_steps == 0) and self._validate()
-            unscored = progress.best_score is None
-            moment = Moment(progress.step, last, better, unscored, agreed.due)
-            if is_saved(
-                moment, training, rows=len(self.parts.train), batch=training.global_batch_size
-            ):
-                self.save()
-        return "finished"
-
-    def _set_rate(self, now: float | None) -> float | None:
-        """Set the schedule's peak for the next step, unless it is `now`. Return it."""
+    def _settings(self) -> TrainingConfig:
+        """Set the rate of the next step, and make a person's changes. Return its settings."""
         rate = None if self.peak is None else self.peak(self.progress.step)
-        if rate is not None and rate != now:
+        if rate is not None and rate != self._rate:
             set_rate(self.parts.scheduler, rate)
-        return rate
-
-    def _changed(self) -> TrainingConfig:
-        """Make the changes that count for the next step. Return its settings."""
+        self._rate = rate
         parts, step = self.parts, self.progress.step
         counting = [field for start, field, _ in self.changes if start <= step]
         if counting:
             training = changed(self.configured.training, self.changes, step)
-            parts.config = self.configured.model_copy(update={"training": training})
+            self.config = parts.config = self.configured.model_copy(update={"training": training})
         if _DECAY in counting:
             # The checkpoint that training continues from may have another value.
             set_weight_decay(parts.strategy.optimizer, parts.config.training.weight_decay)
-        return parts.config.training
+        return self.config.training
 
-    def _step(self, data: Prefetch) -> Agreement:
-        """Take a step, if nothing asks the ranks to stop. Return what they know about it."""
+    def _step(self) -> tuple[AttemptOutcome | None, bool]:
+        data = self._data
+        self.freezing.before_step(self.progress.step + 1)
+        self.components.before_step(self.progress.step + 1)
         while True:
             work, began = data.take(self.progress.step), time.monotonic()
             agreed = agree(
@@ -187,11 +149,12 @@ class Training:
             if agreed.unsaved:
                 self.saver.settle()
             if agreed.stop is not None:
-                return agreed
+                self.save()
+                return agreed.stop, agreed.due
             result = self._update(work.batches, agreed.weight)
             if isinstance(result, StepResult):
                 self._count(result, work, agreed, began)
-                return agreed
+                return None, agreed.due
             del work
             data.forget()
             self.halving.repeat(result)
@@ -249,17 +212,7 @@ class Training:
             self.reporter.step(parts, progress, result)
             progress.window_loss = progress.window_weight = 0.0
 
-    def _limit(self) -> float:
-        recovery, progress = self.parts.config.recovery, self.progress
-        return highest_normal_loss(
-            progress.recent_losses,
-            progress.first_loss,
-            threshold=recovery.spike_threshold,
-            window=recovery.spike_window,
-        )
-
     def _validate(self) -> bool:
-        """Validate. Return whether the model is the best so far."""
         parts, progress = self.parts, self.progress
         if not len(parts.validation):
             return False
@@ -296,19 +249,6 @@ class Training:
         gain = metrics[averaged] - metrics[self.metric]
         better = gain > 0 if self.greater_is_better else gain < 0
         return averaged if better or export == "averaged" else self.metric
-
-    def save(self) -> None:
-        """Start saving a checkpoint of this step, unless it already has one."""
-        self.parts.beat("save")
-        if self.cadence is not None:
-            self.cadence.began()
-        self.saver.save(self.progress.step, self.progress.best_step, self._state)
-
-    def _saved(self, saved: Saved) -> None:
-        """Record a committed checkpoint. The thread that writes checkpoints calls this."""
-        if self.cadence is not None:
-            self.cadence.measured(saved.blocking_seconds, saved.writing_seconds)
-        self.reporter.saved(saved)
 
     def _state(self) -> State:
         parts = self.parts
@@ -391,7 +331,3 @@ class Training:
         module = build_module(parts.config, parts.task)
         self.store.load_into(chosen.step, module)
         return module
-
-    def best(self) -> ExportedChoice:
-        """Return which model would be exported now."""
-        return self.progress.best(self.metric, self.parts.config.training)
