@@ -164,24 +164,14 @@ def standard_error(values: FloatArray, units: IntArray) -> float:
     return math.sqrt(float(np.square(sums).sum()) * count / max(1, count - 1)) / len(values)
 
 
-def corrected(
-    found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS
-) -> FloatArray:
-    """Return predictions by ensembles that were chosen without the record's fold: (rows,).
-
-    The loss of these is what to expect of the ensemble that is chosen on all folds: no record
-    takes part in the choice of what predicts it, nor does its row of another division.
-    """
-    mixed = np.full(found.predicted.shape[1], math.nan)
-    for inside, _, weights in held_out(found, limits, rounds=rounds):
-        mixed[inside] = found.only(inside).mixed(weights)
-    return mixed
-
-
 def held_out(
     found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS
 ) -> Iterator[tuple[IntArray, OutOfFold, Counter[int]]]:
-    """Yield the rows of each fold, the others' rows, and the ensemble that is chosen on these."""
+    """Yield the rows of each fold, the others' rows, and the ensemble that is chosen on these.
+
+    Its loss on the fold is what to expect of the ensemble that is chosen on all folds: no record
+    takes part in the choice of what predicts it, nor does its row of another division.
+    """
     for fold in np.unique(found.fold):
         inside = np.flatnonzero(found.fold == fold)
         outside = found.only(found.apart_from(inside))

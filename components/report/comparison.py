@@ -408,10 +408,6 @@ def tokens(facts: Facts) -> int:
     return sum({event.attempt: event.tokens for event in facts.of(TrainingStep)}.values())
 
 
-def _name(facts: Facts) -> str:
-    return facts.workspace.run_id
-
-
 def _results(facts: Facts) -> Iterator[tuple[str, str]]:
     if steps := facts.of(TrainingStep):
         yield "Step", number(steps[-1].step)

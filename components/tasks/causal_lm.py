@@ -6,8 +6,7 @@ preprocessing has already made it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Final
@@ -237,10 +236,6 @@ class SupervisedFineTuning(TextTraining):
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": next_token_loss(model, batch).item(), "weight": self.weight(batch)}
-
-    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        loss = sums["loss"] / max(sums["weight"], 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
 def _collated(rows: Sequence[Row], *, packed: bool, by_document: bool, pad_token_id: int) -> Batch:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -79,10 +78,6 @@ class MaskedLanguageModel(TextTraining):
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": masked_loss(model, batch).item(), "weight": self.weight(batch)}
-
-    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        loss = sums["loss"] / max(sums["weight"], 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
 class MaskedLanguageModelPackager(TransformersPackager):

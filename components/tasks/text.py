@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +71,10 @@ class TextTraining(Part):
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         del model
         return ()
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        loss = sums["loss"] / max(sums["weight"], 1)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
 R_DROP: Final = "training.r_drop.weight"

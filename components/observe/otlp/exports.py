@@ -288,9 +288,6 @@ class SnapshotReader:
         return Snapshot(self._newest, began, self._metrics.current())
 
 
-Points = list[export.NumberDataPoint]
-
-
 def send_snapshots(collector: Collector, snapshots: Sequence[Snapshot]) -> None:
     """Send a run's metrics.
 

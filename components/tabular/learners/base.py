@@ -294,9 +294,10 @@ class TableLearner:
     @abstractmethod
     def restore(self, state: State) -> None: ...
 
-    @abstractmethod
     def held_out(self) -> Array:
         """Return the raw outputs for the validation side: (rows, outputs)."""
+        result: Array = self.model().raw(self.held_out_matrix)
+        return result
 
     @abstractmethod
     def model(self) -> TableModel:
@@ -339,10 +340,6 @@ class ConstantLearner(TableLearner):
         del rows
         raw = self.model().raw(self.matrix)
         return Learned(self.training_loss(raw), learning_rate_scale)
-
-    def held_out(self) -> Array:
-        result: Array = self.model().raw(self.held_out_matrix)
-        return result
 
     def model(self) -> TableModel:
         result = TableModel(self.preparation, self.labels, self.base())

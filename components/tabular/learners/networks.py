@@ -77,10 +77,6 @@ class NetworkLearner(TableLearner):
     def trained(self) -> Mapping[str, Any]:
         """Return the weights, by their names in `NetworkModel`."""
 
-    def held_out(self) -> Array:
-        result: Array = self.model().raw(self.held_out_matrix)
-        return result
-
     def model(self) -> TableModel:
         shared = self.preparation, self.labels, self.middle
         result = NetworkModel(*shared, **self.inputs.arrays, **self.trained())

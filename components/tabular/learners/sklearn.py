@@ -50,10 +50,6 @@ class StandardizingLearner(TableLearner):
         }
         self.inputs = standardized(dense, **self.scaling)
 
-    def held_out(self) -> Array:
-        result: Array = self.model().raw(self.held_out_matrix)
-        return result
-
 
 class LinearLearner(StandardizingLearner):
     """A linear model, which one step fits: ridge regression, or logistic regression.

@@ -12,8 +12,9 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -120,6 +121,19 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
             main = psutil.Process(root)
             processes.update([main, *main.children(recursive=True)])
     return [process for process in processes if alive(process)]
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[tuple[str, int]]:
+    """Yield an address and a port of this machine that no other process gets meanwhile.
+
+    A process may still listen there, because this socket does not, and both allow it.
+    """
+    with socket.socket() as reserving:
+        reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserving.bind(("127.0.0.1", 0))
+        host, port = reserving.getsockname()
+        yield host, port
 
 
 def memory_of(root: int, enough: float = 0.0) -> int:

@@ -20,11 +20,10 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.output_log import redact_file
-from steadytrain.components.shared.ports import reserved_port
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.train.agent import forking
-from steadytrain.components.train.agent.processes import MARK, Process, end_processes
+from steadytrain.components.train.agent.processes import MARK, Process, end_processes, reserved_port
 from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from steadytrain.components.shared.nccl import summarized
-from steadytrain.components.shared.ports import reserved_port
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.train.agent.processes import reserved_port
 
 STAGES: Final = ("started", "joining", "latency", "bandwidth", "finished")
 """What a rank enters, in order."""

@@ -17,11 +17,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from steadytrain.components.automl.ensemble import (
+    ROUNDS,
     Limit,
     OutOfFold,
     chosen,
-    corrected,
     greedy,
+    held_out,
     standard_error,
 )
 
@@ -125,6 +126,14 @@ def test_smallest_ensemble_within_one_standard_error_of_the_best_wins(data, requ
         extra = item - best
         noise = extra.std(ddof=1) / math.sqrt(len(extra))
         assert (extra.mean() <= noise + 1e-12) == (end == size)
+
+
+def corrected(found, rounds=ROUNDS):
+    """Return predictions by the ensembles that were chosen without the record's fold."""
+    mixed = np.full(found.predicted.shape[1], math.nan)
+    for inside, _, weights in held_out(found, rounds=rounds):
+        mixed[inside] = found.only(inside).mixed(weights)
+    return mixed
 
 
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
