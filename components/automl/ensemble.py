@@ -65,7 +65,7 @@ class OutOfFold:
             self.labels,
         )
 
-    def apart_from(self, rows: IntArray) -> IntArray:
+    def independent_of(self, rows: IntArray) -> IntArray:
         """Return the rows that depend on none of a fold's; of forecasts, those of other times."""
         if self.scale is not None:
             return np.flatnonzero(~np.isin(self.fold, self.fold[rows]))
@@ -174,5 +174,5 @@ def held_out(
     """
     for fold in np.unique(found.fold):
         inside = np.flatnonzero(found.fold == fold)
-        outside = found.only(found.apart_from(inside))
+        outside = found.only(found.independent_of(inside))
         yield inside, outside, chosen(outside, limits, rounds=rounds)

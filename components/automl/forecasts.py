@@ -33,8 +33,8 @@ class _Time(NamedTuple):
     high: float
 
     @property
-    def said(self) -> str:
-        """What is shown when the pointer is on it."""
+    def tooltip(self) -> str:
+        """What a page shows when the pointer is on it."""
         return (
             f"{self.time}: {number(self.target)}, forecast {number(self.predicted)} "
             f"({number(self.low)} to {number(self.high)})"
@@ -118,13 +118,13 @@ def _interval(segment: Sequence[_Time]) -> Series:
 def _forecast(segment: Sequence[_Time]) -> Series:
     points = [(one.ordinal, one.predicted) for one in segment]
     # A line through one point cannot be seen.
-    alone = [(points[0], segment[0].said)] if len(segment) == 1 else []
+    alone = [(points[0], segment[0].tooltip)] if len(segment) == 1 else []
     return Series("line c0", points, dots=alone)
 
 
 def _truth(segment: Sequence[_Time], times: int) -> Series:
     points = [(one.ordinal, one.target) for one in segment]
-    dots = zip(points, [one.said for one in segment], strict=True)
+    dots = zip(points, [one.tooltip for one in segment], strict=True)
     return Series("line c1", points, dots=[*dots] if times <= _DOTS or len(segment) == 1 else [])
 
 

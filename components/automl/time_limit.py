@@ -205,7 +205,7 @@ class TimeLimit:
         """
         if index in walls:
             return max(walls[index])
-        costs, overhead = self._costs(), self._beside(walls)
+        costs, overhead = self._costs(), self._overhead(walls)
         if index < len(costs):
             kind = costs[index]
         if kind is None:
@@ -219,7 +219,7 @@ class TimeLimit:
         return overhead + (cost * learning / rough if rough else 0.0)
 
     @staticmethod
-    def _beside(walls: dict[int, list[float]]) -> float:
+    def _overhead(walls: dict[int, list[float]]) -> float:
         """Return the time that a unit takes besides learning: that of the fastest configuration."""
         return min((statistics.median(it) for it in walls.values()), default=UNIT_SECONDS)
 
@@ -245,7 +245,7 @@ class TimeLimit:
             self._chosen = complete, self._members()
             # The board chooses once for all records, and once without each fold.
             self._board = (self._folds + 1) * (time.monotonic() - since)
-        overhead = self._beside(walls)
+        overhead = self._overhead(walls)
         members = {index: self._unit(index, walls) for index in self._chosen[1]} | dict(more or {})
         learning = sum(max(0.0, unit - overhead) for unit in members.values())
         first = self._history.trials[0].wall if walls else 0.0

@@ -230,7 +230,7 @@ def _addresses_are_listed_once(data: DataFields) -> None:
         fields[key] = field
 
 
-def _parts_say_how_they_are_read(data: DataFields) -> None:
+def _parts_have_settings_of_their_own(data: DataFields) -> None:
     if not data.parts:
         return
     expected = {
@@ -286,7 +286,7 @@ _RULES: Final = (
     _numbers_have_no_labels,
     _parts_are_read,
     _addresses_are_listed_once,
-    _parts_say_how_they_are_read,
+    _parts_have_settings_of_their_own,
     _something_to_train_on,
 )
 

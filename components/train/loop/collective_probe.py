@@ -24,7 +24,7 @@ _FEW: Final = 5
 _WARM_UP: Final = 2
 
 
-def say(stage: str, **about: Any) -> None:
+def report(stage: str, **about: Any) -> None:
     """Print the stage that this rank enters, at once."""
     rank = int(os.environ["RANK"])
     print(json.dumps({"rank": rank, "stage": stage, "host": socket.gethostname(), **about}))
@@ -65,16 +65,16 @@ def main(seconds: float) -> None:
         backend, device = "nccl", f"cuda:{local}"
         torch.cuda.set_device(local)
     large = LARGE[device.partition(":")[0]]
-    say("joining", backend=backend)
+    report("joining", backend=backend)
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=seconds))
-    say("latency")
+    report("latency")
     latency = reduced(SMALL, device)
-    say("bandwidth", bytes=large)
+    report("bandwidth", bytes=large)
     took = reduced(large, device)
-    say("finished", latency=latency, seconds=took, bytes=large, backend=backend)
+    report("finished", latency=latency, seconds=took, bytes=large, backend=backend)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    say("started")
+    report("started")
     main(float(sys.argv[1]))

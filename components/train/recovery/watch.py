@@ -113,7 +113,7 @@ class Watch:
                 ranks.stop(grace)
                 stopping = True
             if not self.adjusts and self._asked.there():
-                self.adjusts = self._is_asked()
+                self.adjusts = self._has_adjust_request()
                 if self.adjusts and not self.pruned:
                     self._stop("stopped")
             if self.request.urgent and not urgent:
@@ -122,7 +122,7 @@ class Watch:
             pause(began, POLL_SECONDS)
         self._relay()
 
-    def _is_asked(self) -> bool:
+    def _has_adjust_request(self) -> bool:
         """Return whether a person asks for a change. Set a request aside that cannot be used."""
         adjustment, problem = take(self.supervisor.workspace, self.supervisor.config)
         if problem:

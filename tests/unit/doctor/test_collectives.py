@@ -25,8 +25,8 @@ STANDS_STILL = """
 import os, time
 if os.environ["RANK"] == "0":
     time.sleep({late})
-from steadytrain.components.train.loop.collective_probe import main, say
-say("started")
+from steadytrain.components.train.loop.collective_probe import main, report
+report("started")
 if os.environ["RANK"] == "1":
     {what}
 main(60)
