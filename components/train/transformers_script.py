@@ -1,8 +1,8 @@
 """A run as Transformers' Trainer does it: training_args.json and train_with_transformers.py.
 
 The script reads the prepared data of the run, begins with the same weights, and sees the same rows
-in the same order. A setting that Trainer does not have is named in the script's header, or, if the
-losses would be others, no script is written and training_args.json says why.
+in the same order. The script's header names each setting that Trainer does not have. If the losses
+would differ, there is no script, and training_args.json gives the reason.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ _BAD_INPUT: Final = '''class BadInput(SystemExit):
 
 @dataclass(frozen=True)
 class TransformersRun:
-    """What the two files say.
+    """The content of the two files.
 
     arguments: of TrainingArguments, by name, each with the reason for its value.
     kind: of the rows; "" if there is none.
-    refused: why Trainer cannot do what the run does; the script is not written then.
-    remarks: what is different with Trainer although the losses are those of the run.
-    classes: sources that take the place of this package's classes, by name.
+    refused: why Trainer cannot do the same; then there is no script.
+    remarks: what differs with Trainer although the losses are those of the run.
+    classes: sources that replace classes of this package, by name.
     """
 
     kind: str

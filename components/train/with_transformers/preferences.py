@@ -33,7 +33,7 @@ OTHERS = "mismatched_"
 
 
 def likelihoods(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the log-likelihood of what is counted of each document, (documents,) in float64."""
+    """Return the log-likelihood of each document's targets, (documents,) in float64."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     logits = model(**inputs, use_cache=False).logits[:, :-1].float().transpose(1, 2)
     labels = batch["targets"][:, 1:]
@@ -42,9 +42,9 @@ def likelihoods(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 class ReferenceTrainer(MeanTrainer):
-    """Trainer with the model before training, which the loss compares the trained one with.
+    """Trainer whose loss compares the model with the model before training.
 
-    With adapters, that is the trained one without them.
+    With adapters, that is the model without them.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -84,12 +84,12 @@ class Pairs(Kind):
 
 
 class AnswerTrainer(ReferenceTrainer):
-    """Trainer whose rewards count from how far the model has moved away from the reference model.
+    """Trainer whose rewards start at the model's divergence from the reference model.
 
-    The answers of a global batch measure that before each step, each after another one's prompt. In
-    validation, rewards count from 0.
+    Before each step, the answers of the global batch estimate it, each after another answer's
+    prompt. In validation, rewards start at 0.
 
-    point: it, a scalar.
+    point: the estimate, a scalar.
     """
 
     point: torch.Tensor
@@ -122,7 +122,7 @@ class AnswerTrainer(ReferenceTrainer):
 
 
 class Answers(Pairs):
-    """A row is an answer. In training, it comes with another one after the same prompt."""
+    """A row is an answer. In training, its prompt comes with another row's answer, too."""
 
     trainer = AnswerTrainer
     partnered = True

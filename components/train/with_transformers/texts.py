@@ -48,7 +48,7 @@ class Texts(Kind):
         return batch | {"labels": self.targets([row["label"] for row in rows])}
 
     def targets(self, labels: Sequence[Any]) -> torch.Tensor:
-        """Return what the texts of a micro-batch have, (texts,) or (texts, labels)."""
+        """Return the targets of a micro-batch, (texts,) or (texts, labels)."""
         raise NotImplementedError
 
 
@@ -101,9 +101,10 @@ class Numbers(Texts):
         return [RUN["label"]]
 
     def begin(self, rows: Rows, model: Any) -> None:
-        """Let the head learn numbers with a mean of 0 and a deviation of 1.
+        """Standardize the numbers that the head learns.
 
-        Without a bias, it cannot hold the mean: its numbers are divided by their root mean square.
+        A head without a bias cannot represent a mean, so it learns them divided by their root mean
+        square.
         """
         numbers = rows.table["label"].to_numpy()
         name, head = number_head(model)
@@ -111,7 +112,7 @@ class Numbers(Texts):
         self.shift = float(numbers.mean()) if biased else 0.0
         self.unit = float(numbers.std() if biased else math.sqrt(np.square(numbers).mean()))
         if RUN["base"] is not None and f"{name}.weight" not in self.new:
-            # It returns numbers already.
+            # It predicts the numbers themselves.
             rescale(head, -self.shift / self.unit, 1 / self.unit)
 
     def targets(self, labels: Sequence[Any]) -> torch.Tensor:
