@@ -917,26 +917,11 @@ class CatBoostModel(BoostedModel):
         return cls(*shared, booster=catboost.CatBoost().load_model(str(folder / CATBOOST)))
 
 
-def save_members(members: Sequence[TableModel], folder: Path) -> None:
-    """Save each member in a folder of its own."""
-    for index, member in enumerate(members):
-        (folder / f"member-{index}").mkdir()
-        member.save(folder / f"member-{index}")
+class _MembersModel(TableModel):
+    """A model of several ones.
 
-
-def load_members(folder: Path, count: int) -> list[TableModel]:
-    """Load what `save_members` saved."""
-    return [load(folder / f"member-{index}") for index in range(count)]
-
-
-class EnsembleModel(TableModel):
-    """The weighted mean of what members predict: of their probabilities, or of their numbers.
-
-    base: the members' weights.
     members: they share the preparation.
     """
-
-    kind = "ensemble"
 
     def __init__(self, *shared: Any, members: Sequence[TableModel]) -> None:
         super().__init__(*shared)
@@ -944,6 +929,28 @@ class EnsembleModel(TableModel):
         self.libraries = tuple(
             dict.fromkeys(name for member in members for name in member.libraries)
         )
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        for index, member in enumerate(self.members):
+            (folder / f"member-{index}").mkdir()
+            member.save(folder / f"member-{index}")
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        _, labels, weights = shared
+        # Without weights, there is a member for each label.
+        count = len(weights or labels)
+        return cls(*shared, members=[load(folder / f"member-{index}") for index in range(count)])
+
+
+class EnsembleModel(_MembersModel):
+    """The weighted mean of what members predict: of their probabilities, or of their numbers.
+
+    base: the members' weights.
+    """
+
+    kind = "ensemble"
 
     def raw(self, matrix: Any) -> Any:
         raws = [member.raw(matrix) for member in self.members]
@@ -959,41 +966,15 @@ class EnsembleModel(TableModel):
         # No probability is 0, so that a loss is finite.
         return log_odds(mixed) if self.sets else np.log(np.maximum(mixed, _LEAST))
 
-    def save(self, folder: Path) -> None:
-        super().save(folder)
-        save_members(self.members, folder)
 
-    @classmethod
-    def load(cls, folder: Path, *shared: Any) -> TableModel:
-        return cls(*shared, members=load_members(folder, len(shared[-1])))
-
-
-class LabelSetsModel(TableModel):
-    """A model of two classes for each label: whether a record has it.
-
-    members: they share the preparation.
-    """
+class LabelSetsModel(_MembersModel):
+    """A model of two classes for each label: whether a record has it."""
 
     kind = "label_sets"
     sets = True
 
-    def __init__(self, *shared: Any, members: Sequence[TableModel]) -> None:
-        super().__init__(*shared)
-        self.members = members
-        self.libraries = tuple(
-            dict.fromkeys(name for member in members for name in member.libraries)
-        )
-
     def raw(self, matrix: Any) -> Any:
         return np.stack([odds_of(member.raw(matrix)) for member in self.members], axis=1)
-
-    def save(self, folder: Path) -> None:
-        super().save(folder)
-        save_members(self.members, folder)
-
-    @classmethod
-    def load(cls, folder: Path, *shared: Any) -> TableModel:
-        return cls(*shared, members=load_members(folder, len(shared[1])))
 
 
 _KINDS: dict[str, type[TableModel]] = {

@@ -47,7 +47,12 @@ class ClassificationScorer(ClassScorer):
             batch_size=self.config.evaluation.batch_size,
             max_length=self.data.sequence_length,
             attack=attack,
+            together=self._together(),
         )
+
+    def _together(self) -> npt.NDArray[np.bool_] | None:
+        """Return whether two classes are alternatives, (classes, classes). None: all are."""
+        return None
 
 
 def score_classification(
@@ -193,16 +198,7 @@ class MultiTaskScorer(ClassificationScorer):
     def _score(
         self, components: Components, records: pa.Table, attack: Attack | None = None
     ) -> pa.Table:
-        scores = score_classification(
-            components,
-            records,
-            labels=self.data.labels,
-            batch_size=self.config.evaluation.batch_size,
-            max_length=self.data.sequence_length,
-            attack=attack,
-            together=self._together(),
-        )
-        return self._with_parts(scores)
+        return self._with_parts(super()._score(components, records, attack))
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Predict each class by its frequency among those of its part."""
