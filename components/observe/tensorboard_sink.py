@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
-from steadytrain.components.shared.events.histograms import Histogram
-from steadytrain.components.shared.tracking.batches import Shown, shown_at
+from steadytrain.components.shared.events.points import Histogram, Shown, shown_at
 from steadytrain.components.shared.tracking.notes import (
     BATCH_EVENTS,
     by_attempt,

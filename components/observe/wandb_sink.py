@@ -18,7 +18,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
-from steadytrain.components.shared.events.histograms import Histogram
+from steadytrain.components.shared.events.points import Histogram, Shown, shown_at
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     LayersCounted,
@@ -26,7 +26,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.tracking.batches import Shown, flatten, shown_at
+from steadytrain.components.shared.tracking.batches import flatten
 from steadytrain.components.shared.tracking.notes import Spool, by_attempt, identity
 from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming, check_package
 from steadytrain.components.shared.workspace import Workspace

@@ -23,7 +23,7 @@ from steadytrain.components.pages.charts import (
 )
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.story import attempts
-from steadytrain.components.shared.events.histograms import Histogram, by_layer
+from steadytrain.components.shared.events.points import Histogram, by_layer
 from steadytrain.components.shared.events.types import (
     LayersCounted,
     NoiseScaleMeasured,

@@ -8,14 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.events.histograms import Histogram, histograms
-from steadytrain.components.shared.events.types import (
-    LayersCounted,
-    NoiseScaleMeasured,
-    RankUsage,
-    TrainingStep,
-    Validated,
-)
 from steadytrain.components.shared.tracking.connect import Tracking, import_mlflow
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
@@ -56,65 +48,6 @@ def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yield slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-Curved = TrainingStep | Validated | NoiseScaleMeasured
-"""Events with points at an optimizer step."""
-
-Shown = Curved | LayersCounted
-"""Events with points or histograms at an optimizer step."""
-
-Pointed = Curved | RankUsage
-"""Events with points."""
-
-
-def axis_position(event: Pointed) -> int:
-    """Return where an event's points are on the axis of their curve."""
-    return event.sample if isinstance(event, RankUsage) else event.step
-
-
-def shown_at(event: Shown) -> Iterator[tuple[str, float | Histogram]]:
-    """Yield the name and value of each point or histogram that an event has."""
-    yield from histograms(event) if isinstance(event, LayersCounted) else points(event)
-
-
-def points(event: Pointed) -> Iterator[tuple[str, float]]:
-    """Yield the name and value of each point that an event has."""
-    if isinstance(event, Validated):
-        yield from ((f"eval_{name}", number) for name, number in event.metrics.items())
-        return
-    if isinstance(event, RankUsage):
-        yield from _used(event)
-        return
-    if isinstance(event, NoiseScaleMeasured):
-        if event.critical_batch_size is not None:
-            yield "critical_batch_size", event.critical_batch_size
-        return
-    yield "loss", event.loss
-    yield "learning_rate", event.learning_rate
-    yield "grad_norm", event.grad_norm
-    yield "tokens_per_second", event.tokens_per_second
-    yield "padding", event.padding
-    yield "data_wait", event.data_wait
-    if event.communication_wait is not None:
-        yield "communication_wait", event.communication_wait
-    if event.gpu_utilization is not None:
-        yield "gpu_utilization", event.gpu_utilization
-    yield "memory_used", event.memory_used
-    yield "gpu_memory_used", event.gpu_memory_used
-    yield "epoch", event.epoch
-
-
-def _used(event: RankUsage) -> Iterator[tuple[str, float]]:
-    folder = f"system/rank-{event.rank}"
-    yield f"{folder}/memory_used", event.memory_used
-    yield f"{folder}/cores_used", event.cores_used
-    if event.gpu_memory_reserved:
-        yield f"{folder}/gpu_memory_used", event.gpu_memory_used
-        yield f"{folder}/gpu_memory_reserved", event.gpu_memory_reserved
-        yield f"{folder}/gpu_memory_peak", event.gpu_memory_peak
-    if event.gpu_utilization is not None:
-        yield f"{folder}/gpu_utilization", event.gpu_utilization
 
 
 # Batches for MLflow, in which one bad item does not block the others.

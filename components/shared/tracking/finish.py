@@ -16,6 +16,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, TrackingError
 from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.points import points
 from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     TrainingStarted,
@@ -25,7 +26,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
-from steadytrain.components.shared.tracking.batches import Batches, key, points
+from steadytrain.components.shared.tracking.batches import Batches, key
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     error_with_timeout,

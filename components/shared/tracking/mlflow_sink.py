@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.points import Curved, Pointed, axis_position, points
 from steadytrain.components.shared.events.types import (
     Adjusted,
     AttemptEnded,
@@ -19,16 +20,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
 )
 from steadytrain.components.shared.paths import below
-from steadytrain.components.shared.tracking.batches import (
-    Batches,
-    Curved,
-    Pointed,
-    axis_position,
-    flatten,
-    key,
-    points,
-    value,
-)
+from steadytrain.components.shared.tracking.batches import Batches, flatten, key, value
 from steadytrain.components.shared.tracking.connect import (
     PARENT,
     Tracking,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from steadytrain.components.shared.events.histograms import edges_of
+from steadytrain.components.shared.events.points import edges_of
 from steadytrain.components.shared.events.types import LayersCounted, LayersMeasured
 from steadytrain.components.techniques.base import (
     TrainingComponent,

@@ -11,7 +11,7 @@ import pytest
 from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.observe.profile import Profile
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.histograms import by_layer
+from steadytrain.components.shared.events.points import by_layer
 from steadytrain.components.shared.events.types import LayersCounted, LayersMeasured
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.loop import monitors
