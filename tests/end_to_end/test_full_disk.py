@@ -12,6 +12,7 @@ import pytest
 
 from support.command import TINY_LM
 from support.disks import fill, free, small_file_system
+from support.pause import Pause
 
 TUNE = (
     "training.eval_steps=2",
@@ -27,14 +28,14 @@ SHARED = (*TINY_LM, "training.max_steps=6", "compute.device=cpu", "recovery.back
 LONGEST_SECONDS = 600
 
 
-def start(command, output, more):
+def start(command, output, more, **environment):
     sets = [part for item in (*SHARED, *more) for part in ("--set", item)]
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "steadytrain.pipelines.cli", command, "causal-lm"),
             *("--output", str(output), *sets),
         ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,11 +71,15 @@ IN_SHORT = {("run", "output/runs/*/attempts/0001")}
 def test_command_ends_on_a_full_disk_and_finishes_with_space(tmp_path, command, moment):
     name, more = COMMANDS[command]
     with small_file_system(tmp_path / "disk", "size=300m") as disk:
-        process = start(name, disk / "output", more)
+        pause = Pause(tmp_path / "pause", 0)
+        if moment.endswith("/model"):
+            pause.set(None)
+        process = start(name, disk / "output", more, **pause.everywhere)
         try:
             if moment:
                 wait_for_file(disk, moment, process)
             fill(disk)
+            pause.set(None)
             text, _ = process.communicate(timeout=LONGEST_SECONDS)
         finally:
             process.kill()

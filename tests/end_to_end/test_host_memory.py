@@ -15,6 +15,7 @@ from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.limited_group import limited_group
+from support.pause import Pause
 from support.training import (
     Bench,
     events_of,
@@ -83,22 +84,27 @@ def train(tmp_path):
 
 
 class Weighs:
-    """Records a group's memory while a run has a snapshot in memory."""
+    """Records a group's memory after steps, once a run has a snapshot in memory.
 
-    def __init__(self, group):
-        self.group, self.saved, self.held = group, False, []
+    The rank is paused after each step until that is done.
+    """
+
+    def __init__(self, group, pause):
+        self.group, self.pause, self.saved, self.held = group, pause, False, []
 
     def emit(self, event):
         self.saved |= isinstance(event, CheckpointSaved)
-        if self.saved and isinstance(event, TrainingStep):
-            self.held.append(self.group.anonymous)
+        if isinstance(event, TrainingStep):
+            if self.saved:
+                self.held.append(self.group.anonymous)
+            self.pause.set(event.step + 1)
 
     def close(self):
         pass
 
 
 @pytest.mark.long
-def test_checkpoints_skip_a_snapshot_that_does_not_fit(tmp_path, train):
+def test_checkpoints_skip_a_snapshot_that_does_not_fit(tmp_path, train, monkeypatch):
     """Weights take w, gradients w, AdamW's moments 2 w, and the snapshot 3 w.
 
     The limit is the memory in use between two steps with a snapshot. That is more than a step needs
@@ -106,8 +112,11 @@ def test_checkpoints_skip_a_snapshot_that_does_not_fit(tmp_path, train):
     """
     data = write_data(tmp_path / "data", language_rows(24), [])
     recipe = {"max_steps": 6, "micro_batch_size": LARGER, "save_steps": 2}
+    pause = Pause(tmp_path / "pause", 0, "TrainingStep")
+    for name, value in pause.everywhere.items():
+        monkeypatch.setenv(name, value)
     with limited_group() as group:
-        weighs = Weighs(group)
+        weighs = Weighs(group, pause)
         plenty = train("plenty", data, group, HEAVY, sinks=[weighs], **recipe)
     with limited_group() as group:
         group.limit(min(weighs.held))

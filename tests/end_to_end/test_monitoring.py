@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +18,13 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import Times, spans
 
-from support.command import wait_for
+from support.command import kill_paused, paused_rank, wait_for
 from support.otlp import attributes, receiving
+from support.pause import Pause
 from support.ports import free_port
 from support.prometheus import needed, scraping
-from support.ranks import ranks_of
 from support.training import Bench, events_of, language_rows, write_data
 
-TESTS = Path(__file__).parents[1]
 PRICE = 36.0
 TRAIN = """
 import sys
@@ -49,16 +47,16 @@ def scraped(tmp_path_factory, collector):
     root, port = tmp_path_factory.mktemp("monitoring"), free_port()
     data = write_data(root / "data", language_rows(60), language_rows(8, seed=1))
     training = {
-        "max_steps": 300,
+        "max_steps": 120,
         "global_batch_size": 4,
         "learning_rate": 5e-3,
-        "eval_steps": 100,
+        "eval_steps": 40,
         "save_steps": 20,
         "logging_steps": 1,
     }
     run = Bench.make(
         root / "output",
-        data.model_copy(update={"task": "support.faults:Paced"}),
+        data,
         run="scraped",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1, "price_per_hour": PRICE},
@@ -66,7 +64,7 @@ def scraped(tmp_path_factory, collector):
         tracking={"sinks": ["otlp"]},
         observability={
             "prometheus_port": port,
-            "prometheus_linger_seconds": 60,
+            "prometheus_linger_seconds": 300,
             "otlp_endpoint": collector.endpoint,
         },
     )
@@ -74,21 +72,18 @@ def scraped(tmp_path_factory, collector):
     run.workspace.config.write_text(run.config.to_yaml())
     run.data.save(run.workspace.record("preprocess"))
     command = [sys.executable, "-c", TRAIN, str(run.workspace.config)]
-    # The run must not end before what is done to it.
-    pace = root / "pace"
-    pace.write_text("0.2")
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    environment["PACE_FILE"] = str(pace)
+    pause = Pause(root / "pause", 40)
+    environment = {**os.environ, **pause.everywhere, "OMP_NUM_THREADS": "1"}
     with scraping(port, root / "prometheus") as prometheus:
         first = subprocess.Popen(command, env=environment)
-        wait_for(lambda: (prometheus.value("training_step") or 0) > 40)
-        (rank,) = ranks_of(run.workspace.attempts / "0001")
-        rank.kill()
+        wait_for(lambda: prometheus.value("training_step") == 40)
+        kill_paused(pause, first, then=60)
         wait_for(lambda: prometheus.value("attempts_total") == 2 and collector.named("attempt"))
         wait_for(lambda: prometheus.value("attempt_ready") == 1)
+        paused_rank(pause, first)
         first.kill()
         first.wait()
-        pace.unlink()
+        pause.set(None)
         second = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert second.returncode == 0, second.stderr
         yield run, prometheus.at_last_scrape("training_step")
@@ -117,7 +112,7 @@ def test_prometheus_has_what_the_ledger_has(scraped, times):
     )
     assert prometheus.value("sum(lost_seconds_total)") == pytest.approx(times.lost, abs=0.01)
     assert prometheus.value("run_active") == 0
-    assert prometheus.value("training_step") == 300
+    assert prometheus.value("training_step") == 120
 
 
 def test_phases_of_the_steps_are_measured(scraped):

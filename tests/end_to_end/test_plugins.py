@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 
 import psutil
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from steadytrain.components.shared.records import EvaluationRecord, GateRecord, TrainRecord
 from steadytrain.components.train.checkpoint.store import committed
 
-from support.command import TINY_LM, wait_for
+from support.command import TINY_LM, paused_rank
 from support.plugins import install_example
 
 STEPS = 40
@@ -29,7 +27,6 @@ SETS = (
     "gate.metric=median_loss",
     "gate.floors={median_loss: 1.0e6}",
     "tracking.sinks=[event_counts, mlflow, never_opens]",
-    "recovery.lease_seconds=20",
     # Otherwise the second run takes the first one's model.
     "recovery.reuse_ttl_seconds=0",
 )
@@ -53,20 +50,17 @@ def record(folder, name, kind):
 
 
 def kill(steadytrain, run, sets, installed):
-    """Start a run, and kill its command after the first checkpoint."""
-    program = subprocess.Popen(
-        steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=sets),
-        env=steadytrain.environment(**installed),
-        cwd=steadytrain.output.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(lambda: committed(run / "checkpoints") or program.poll() is not None)
+    """Start a run, and kill its command at the first checkpoint."""
+    pause = steadytrain.pause(0)
+    paths = (installed["PYTHONPATH"], pause.everywhere["PYTHONPATH"])
+    variables = {**pause.everywhere, "PYTHONPATH": ":".join(paths)}
+    program = steadytrain.start("causal-lm", *sets, **variables)
+    paused_rank(pause, program)
     others = psutil.Process(program.pid).children(recursive=True)
-    program.send_signal(signal.SIGKILL)
-    assert program.wait() == -signal.SIGKILL
+    program.kill()
+    program.communicate()
     # They die with the command, and hold the run until then.
-    assert not psutil.wait_procs(others, 120)[1]
+    assert not psutil.wait_procs(others, 300)[1]
     assert not (run / "records" / "train.json").exists()
 
 

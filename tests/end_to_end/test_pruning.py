@@ -12,23 +12,35 @@ from steadytrain.components.train.step import run_stage
 from steadytrain.pipelines import run
 
 from support.command import TINY_LM
+from support.pause import Pause
 from support.snippets import blocks
 from support.training import Bench, events_of
 
 pytestmark = pytest.mark.long
 RECIPE = {
-    "max_steps": 150,
+    "max_steps": 24,
     "global_batch_size": 4,
     "micro_batch_size": 2,
     "learning_rate": 5e-3,
     "eval_steps": 8,
-    "save_steps": 150,
+    "save_steps": 24,
     "logging_steps": 1,
 }
 
 
+def pause_until_stopped(folder, monkeypatch):
+    """Pause ranks at a validation, at a step that is set later, until they are asked to stop."""
+    pause = Pause(folder / "pause", 0, "Validated", stoppable=True)
+    pause.set(None)
+    for name, value in pause.everywhere.items():
+        monkeypatch.setenv(name, value)
+    return pause
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, data, ranks):
+def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(
+    tmp_path, data, monkeypatch, ranks
+):
     def bench(name):
         compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
         return Bench.make(tmp_path / name, data, training=RECIPE, compute=compute)
@@ -37,6 +49,7 @@ def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, dat
     expected = run_stage(undisturbed.config, undisturbed.data)
 
     scores = []
+    pause_until_stopped(tmp_path, monkeypatch).set(8)
     with pytest.raises(Pruned) as caught:
         run_stage(
             trial.config,
@@ -44,7 +57,7 @@ def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, dat
             on_validation=lambda event: scores.append(event.metrics["loss"]) or event.step < 8,
         )
     *_, kept = committed(checkpoints_of(trial.config))
-    assert 8 <= kept.step == caught.value.step < 150
+    assert 8 <= kept.step == caught.value.step < 24
     assert kept.verify().world_size == ranks
     (attempt,) = events_of(trial.workspace, AttemptEnded)
     assert (attempt.outcome, attempt.step) == ("pruned", kept.step)
@@ -64,11 +77,13 @@ def test_documented_search_runs(tmp_path, monkeypatch):
     names = {}
     exec(block.text, names)
     output, told = tmp_path / "output", []
-    # Long enough to notice the request before the last step.
+    pause = pause_until_stopped(tmp_path, monkeypatch)
     times = ("training.max_steps=40", "training.eval_steps=10", "training.save_steps=40")
     sets = (*TINY_LM, *times, f"output={output}")
 
     def noted(config, **how):
+        if told:
+            pause.set(10)
         told.append((config, run(config, **how)))
         return told[-1][1]
 

@@ -22,25 +22,26 @@ from steadytrain.components.train.recovery.times import Times
 from support.command import TINY_LM, wait_for
 from support.times import told_spans
 
-STEPS = 300
+STEPS = 60
 LONG = (
     *TINY_LM,
     f"training.max_steps={STEPS}",
-    "training.eval_steps=150",
+    "training.eval_steps=30",
     "training.save_steps=10",
-    "training.logging_steps=50",
+    "training.logging_steps=20",
 )
 
 
-def start(steadytrain, *sets):
+def start(steadytrain, pause, *sets):
     """Start the command in the background, in its own session like a shell job."""
     line = steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=sets)
+    variables = {**pause.everywhere, "STEADYTRAIN_TEST": str(steadytrain.output)}
     return subprocess.Popen(
         line,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=steadytrain.environment(STEADYTRAIN_TEST=str(steadytrain.output)),
+        env=steadytrain.environment(**variables),
         cwd=steadytrain.output.parent,
         start_new_session=True,
     )
@@ -70,7 +71,7 @@ def left_behind(steadytrain):
 @pytest.mark.long
 def test_run_stopped_repeatedly_leaves_nothing_behind_and_continues(steadytrain):
     for times, leave in enumerate([ctrl_c, stop, kill], start=1):
-        process = start(steadytrain, *LONG)
+        process = start(steadytrain, steadytrain.pause(0, stoppable=True), *LONG)
         wait_for(lambda times=times: attempts_that_saved(steadytrain) == times)
         (folder,) = steadytrain.output.glob("runs/*")
         leave(steadytrain, process, folder)

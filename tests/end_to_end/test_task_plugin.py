@@ -22,7 +22,7 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.workspace import Workspace
 
-from support.command import TINY_MODEL, TINY_RUN, Command, wait_for
+from support.command import TINY_MODEL, TINY_RUN, Command, paused_rank
 from support.plugins import install_example
 from support.snippets import ROOT, blocks
 from support.training import losses_of
@@ -139,27 +139,19 @@ def test_registered_model_loads_back_and_predicts(folder, finished, installed):
     assert float(done.stdout) == pytest.approx(first["progression"], abs=150)
 
 
-def kill_all(mark):
-    """Send SIGKILL to all processes with the mark in their environment."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("STEADYTRAIN_TEST") == mark:
-                process.kill()
-
-
 def test_killed_run_ends_with_the_same_weights(folder, finished, installed):
     steadytrain = Command(folder / "killed")
-    line = steadytrain.line("run", "diabetes.yaml", "--output", steadytrain.output)
-    process = subprocess.Popen(
-        line,
-        cwd=folder,
-        env=steadytrain.environment(STEADYTRAIN_TEST=str(steadytrain.output), **installed),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(lambda: list(steadytrain.output.glob("runs/*/checkpoints/step-*")))
-    kill_all(str(steadytrain.output))
-    process.wait()
+    pause = steadytrain.pause(0)
+    paths = (installed["PYTHONPATH"], pause.everywhere["PYTHONPATH"])
+    variables = {**pause.everywhere, "PYTHONPATH": ":".join(paths)}
+    program = steadytrain.start("diabetes.yaml", **variables)
+    paused_rank(pause, program)
+    processes = psutil.Process(program.pid).children(recursive=True)
+    for process in [psutil.Process(program.pid), *processes]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    program.communicate()
+    assert not psutil.wait_procs(processes, 300)[1]
     assert not list(steadytrain.output.glob("runs/*/model/model.safetensors"))
 
     done = steadytrain.train("diabetes.yaml", **installed)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,11 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 
-from support.command import wait_for
+from support.command import paused_rank, wait_for
 from support.otlp import attributes, receiving
+from support.pause import Pause
 from support.training import Bench, events_of, language_rows, write_data
 
-TESTS = Path(__file__).parents[1]
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRAIN = """
 import sys
@@ -47,16 +46,16 @@ def run(tmp_path_factory, collector):
     root = tmp_path_factory.mktemp("tracing")
     data = write_data(root / "data", language_rows(60), language_rows(8, seed=1))
     training = {
-        "max_steps": 500,
+        "max_steps": 100,
         "global_batch_size": 4,
         "learning_rate": 5e-3,
-        "eval_steps": 100,
+        "eval_steps": 50,
         "save_steps": 20,
         "logging_steps": 1,
     }
     made = Bench.make(
         root / "output",
-        data.model_copy(update={"task": "support.faults:Paced"}),
+        data,
         run="traced",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1},
@@ -67,25 +66,19 @@ def run(tmp_path_factory, collector):
     made.workspace.config.write_text(made.config.to_yaml())
     made.data.save(made.workspace.record("preprocess"))
     command = [sys.executable, "-c", TRAIN, str(made.workspace.config)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(TESTS),
-        "OMP_NUM_THREADS": "1",
-        "TRACEPARENT": CALLER,
-        "PACE_FILE": str(root / "pace"),
-    }
-    # The run must not end before what is done to it.
-    (root / "pace").write_text("0.2")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pause = Pause(root / "pause", 40)
     collector.status = 503
-    first = subprocess.Popen(command, env=environment)
-    wait_for(lambda: len(events_of(made.workspace, CheckpointSaved)) > 1 and collector.asked)
+    first = subprocess.Popen(
+        command, env={**environment, **pause.everywhere, "TRACEPARENT": CALLER}
+    )
+    paused_rank(pause, first)
+    wait_for(lambda: collector.asked)
     assert not collector.spans
     collector.status = 200
     wait_for(lambda: collector.named("checkpoint"))
     first.kill()
     first.wait()
-    (root / "pace").unlink()
-    del environment["TRACEPARENT"]
     second = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     # The report step does this, after which the train step's own span is complete.
@@ -113,7 +106,6 @@ def test_one_trace_has_every_part_of_both_supervisors_once(run, collector):
     assert attempts[1].end_time_unix_nano <= attempts[2].start_time_unix_nano
     ids = {span.span_id for span in attempts.values()}
     reports = Counter(event.attempt for event in events_of(run.workspace, TrainingStep))
-    # The ranks train until the lease of the killed supervisor expires, perhaps to the last step.
     assert named["first step"] == len(reports)
     (failed,) = (item for item in events_of(run.workspace, AttemptEnded) if item.failure_class)
     steps = Counter(span.parent_span_id for span in spans.values() if span.name == "steps")
@@ -124,7 +116,7 @@ def test_one_trace_has_every_part_of_both_supervisors_once(run, collector):
 
 def test_counters_are_those_of_the_events(run, collector):
     metrics = RunMetrics.of(read_events(run.workspace.events)).current()
-    assert collector.points("training_step")[-1].as_double == 500
+    assert collector.points("training_step")[-1].as_double == 100
     newest = {attributes(item).get("phase", ""): item for item in collector.points("step_seconds")}
     for phase, point in newest.items():
         assert point.as_double == pytest.approx(metrics.values["step_seconds", phase])

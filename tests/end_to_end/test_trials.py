@@ -19,6 +19,7 @@ from steadytrain.components.tune.trials.local import local_trials
 from support import trials as support
 from support.command import TINY_LM, wait_for
 from support.forked import train
+from support.pause import Pause
 from support.snippets import blocks
 from support.training import (
     LLAMA,
@@ -38,7 +39,6 @@ RECIPE = {
     "save_steps": 6,
     "logging_steps": 1,
 }
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def recipe(tmp_path_factory, data):
             model={"config": model},
             training={**RECIPE, **training},
             compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
-            recovery={"backoff_seconds": 0, "lease_seconds": 20},
+            recovery={"backoff_seconds": 0},
             tune=tune or {},
         )
 
@@ -60,11 +60,20 @@ def recipe(tmp_path_factory, data):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory, recipe):
+def halt(tmp_path_factory):
+    """Pause the ranks of the study's trials, at a step that a test sets, until asked to stop."""
+    halt = Pause(tmp_path_factory.mktemp("halt") / "pause", 0, "TrainingStep", stoppable=True)
+    halt.set(None)
+    return halt
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, recipe, halt):
     """Return a study's folder, its trials, and a function that asks for one."""
     folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+        for name, value in halt.everywhere.items():
+            patch.setenv(name, value)
         patch.setenv("FAULTS", "forward:0")
         found: Trials = local_trials(folder, parallel=2)
         assert found.attach() == frozenset()
@@ -151,9 +160,10 @@ def test_discarded_trial_keeps_its_record_alone(study):
     assert local_trials(folder).state(1) == before
 
 
-def test_trial_that_is_stopped_keeps_its_checkpoint(study):
+def test_trial_that_is_stopped_keeps_its_checkpoint(study, halt):
     folder, trials, ask = study
-    ask(3, 400, "support.faults:Slow", max_steps=400)
+    halt.set(2)
+    ask(3, 24)
     wait_for(lambda: trials.state(3).step >= 2)
     trials.stop(3)
     stopped = trials.state(3)
@@ -211,10 +221,17 @@ def test_nothing_in_a_trial_names_the_test_side(study):
 
 
 @pytest.fixture
-def killed(tmp_path, recipe, monkeypatch):
-    """Return a study's folder, the file of a slow trial's configuration, and its true weights."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
-    bench = recipe("support.faults:Slow", max_steps=100, eval_steps=20)
+def pause(tmp_path):
+    """Pause the ranks of trials at step 5, until they are asked to stop."""
+    return Pause(tmp_path / "pause", 5, "TrainingStep", stoppable=True)
+
+
+@pytest.fixture
+def killed(tmp_path, recipe, monkeypatch, pause):
+    """Return a study's folder, and the file of a trial's configuration."""
+    for name, value in pause.everywhere.items():
+        monkeypatch.setenv(name, value)
+    bench = recipe(max_steps=100, eval_steps=20)
     config = tmp_path / "config.yaml"
     config.write_text(bench.config.to_yaml())
     folder = tmp_path / "study"
@@ -264,21 +281,23 @@ def kill_rank(folder, program):
 KILLS = [kill_driver, kill_everything, kill_template, kill_trials, kill_rank]
 
 
-def sweep(killed, undisturbed, faults):
+def sweep(killed, pause, undisturbed, faults):
     """Kill something at each moment, drive again, and compare the weights.
 
     Args:
-        faults: what to kill, after which step of trial 0.
+        faults: what to kill, after which step of trial 0. Ranks wait there.
     """
     folder, config = killed
-    program = support.drive(folder, config, 100, [0, 1])
+    pause.set(faults[0][1])
+    program = support.drive(folder, config, 100, [0, 1], linger=600)
     try:
-        for kill, step in faults:
+        for (kill, step), later in zip(faults, [*faults[1:], (None, None)], strict=True):
             reached(folder, step, program)
             kill(folder, program)
             if kill in (kill_driver, kill_everything):
                 program.wait()
-                program = support.drive(folder, config, 100, [0, 1])
+                program = support.drive(folder, config, 100, [0, 1], linger=600)
+            pause.set(later[1])
         assert program.wait(timeout=800) == 0
     finally:
         program.kill()
@@ -291,7 +310,7 @@ def sweep(killed, undisturbed, faults):
         assert [item.step for item in state.validations] == [*range(20, 101, 20)]
 
 
-def test_study_survives_the_death_of_each_of_its_processes(killed, undisturbed):
+def test_study_survives_the_death_of_each_of_its_processes(killed, pause, undisturbed):
     faults = [
         (kill_driver, 3),
         (kill_rank, 30),
@@ -299,30 +318,26 @@ def test_study_survives_the_death_of_each_of_its_processes(killed, undisturbed):
         (kill_template, 60),
         (kill_everything, 75),
     ]
-    sweep(killed, undisturbed, faults)
+    sweep(killed, pause, undisturbed, faults)
 
 
 @pytest.mark.soak
-def test_study_survives_twenty_deaths(killed, undisturbed):
+def test_study_survives_twenty_deaths(killed, pause, undisturbed):
     seed = int(os.environ.get("STEADYTRAIN_SOAK_SEED", "0"))
     chance = random.Random(seed)
     moments = sorted(chance.randrange(99) for _ in range(20))
-    sweep(killed, undisturbed, [(chance.choice(KILLS), step) for step in moments])
+    sweep(killed, pause, undisturbed, [(chance.choice(KILLS), step) for step in moments])
 
 
-def test_next_driver_finds_the_trials_running(killed):
+def test_next_driver_finds_the_trials_running(killed, pause):
     folder, config = killed
-    program = support.drive(folder, config, 40, [0])
+    program = support.drive(folder, config, 40, [0], linger=600)
     reached(folder, 5, program)
-    ranks = support.ranks(folder)
-    for rank in ranks:
-        rank.suspend()
     program.send_signal(signal.SIGKILL)
     program.wait()
     trials = local_trials(folder, parallel=2)
     assert trials.attach() == {0}
-    for rank in ranks:
-        rank.resume()
+    pause.set(None)
     trials.train(0, load(config), 40)
     found = support.ended(trials, 0)
     assert (found.condition, found.step) == ("paused", 40)

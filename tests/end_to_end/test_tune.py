@@ -30,6 +30,7 @@ from steadytrain.components.tune.trials.local import LocalTrials, local_trials
 from support import trials as support
 from support.command import TINY_LM, wait_for
 from support.forked import train
+from support.pause import Pause
 from support.promotions import check_promotions
 from support.synthetic_trials import Quiet
 from support.training import Bench, events_of, weights_digest
@@ -53,7 +54,7 @@ SETS = (
 class Driver:
     """`steadytrain tune` in an output folder."""
 
-    def __init__(self, output, *more):
+    def __init__(self, output, *more, **environment):
         self.config = load("causal-lm", [*SETS, *more, f"output={output}"])
         self.folder = study_folder(self.config)
         self.log = self.folder / "log.jsonl"
@@ -62,7 +63,7 @@ class Driver:
         words = ["tune", "causal-lm", "--output", str(output), *sets]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "steadytrain.pipelines.cli", *words],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", **environment},
             stdout=self.told,
             stderr=subprocess.STDOUT,
         )
@@ -270,9 +271,10 @@ def undivided(study, trial, output):
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_continue(undisturbed, tmp_path):
-    driver = Driver(tmp_path)
-    while not driver.log.exists() or len(driver.records()) < 3:
-        time.sleep(0.1)
+    # A trial that is promoted waits there, so the study does not end before.
+    pause = Pause(tmp_path / "pause", 4, "Validated", stoppable=True)
+    driver = Driver(tmp_path / "output", **pause.everywhere)
+    wait_for(lambda: driver.ended() or pause.pid())
     driver.process.send_signal(signal.SIGINT)
     status, out = driver.wait()
     assert status == 130, out
