@@ -25,6 +25,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged
 from steadytrain.components.train.checkpoint.checkpoint import is_of_a_step
+from steadytrain.components.train.checkpoint.manifest import COMMIT
 
 _LOSS_CLOSE: Final = 1e-4
 """Difference of two losses, relative to them. Another batch size or processor rounds otherwise."""
@@ -62,12 +63,18 @@ def check(address: str) -> Soundness:
     """Check a checkpoint or the folder of a model.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: it is neither, or a checkpoint whose folder has another name.
         StorageError: storage failed.
     """
     if is_of_a_step(address.rstrip("/").rpartition("/")[2]):
         return check_checkpoint(Checkpoint.at(address.rstrip("/")))
-    return check_model(Path(address))
+    folder = Path(address)
+    if (folder / COMMIT).is_file() or any(folder.glob("*-manifest.json")):
+        raise BadInput(
+            f"{folder}: is a checkpoint, but not in a folder with the name of its step",
+            remedy="name the folder as it was in the run, for example step-00000100",
+        )
+    return check_model(folder)
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> Soundness:

@@ -24,6 +24,9 @@ MOST_CONNECTIONS: Final = 256
 BACKLOG: Final = 16
 """Connections that are accepted at once. With many, new ones would push out one whose request has
 not been read yet."""
+_PASSES: Final = 10
+"""Passes of asyncio's loop in which it accepts the connections that wait and reads their requests.
+Four do it for BACKLOG connections, and the kernel lets one more wait."""
 HEADER_SECONDS: Final = 10.0
 """From a connection, or a later request's first byte, to the end of that request's headers."""
 
@@ -112,10 +115,16 @@ def serve(
         ws="none",
         timeout_graceful_shutdown=math.ceil(seconds),
     )
-    _Server(config, stopping).run(sockets=[listener])
+    Server(config, stopping).run(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    """A server that answers what has arrived when it is asked to stop.
+
+    Args:
+        stopping: called when SIGINT or SIGTERM asks it to stop.
+    """
+
     def __init__(self, config: uvicorn.Config, stopping: Callable[[], object]) -> None:
         super().__init__(config)
         self._stopping = stopping
@@ -123,6 +132,12 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._stopping()
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn closes connections whose request it has not read, and a busy loop is late to read.
+        for _ in range(_PASSES):
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
 
 
 class Connection(H11Protocol):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from steadytrain.components.evaluate.soundness import check
+from steadytrain.components.shared.errors import BadInput
 
 from support.command import TINY_LM
 from support.odd import call
@@ -72,6 +73,12 @@ def test_lost_bytes_of_a_checkpoint_are_found(copy, what):
         path.write_bytes(path.read_bytes()[:-100])
     (problem, *_) = check(str(newest(copy))).problems
     assert problem.startswith(f"{path.name}: {'is missing' if what == 'missing' else 'has '}")
+
+
+def test_checkpoint_in_a_folder_with_another_name_is_not_taken_for_a_model(run, tmp_path):
+    shutil.copytree(newest(run), tmp_path / "copied")
+    with pytest.raises(BadInput, match="not in a folder with the name of its step"):
+        check(str(tmp_path / "copied"))
 
 
 def recommit(checkpoint, path):

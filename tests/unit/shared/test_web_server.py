@@ -20,10 +20,10 @@ from steadytrain.components.shared import web_server
 def served(app, **options):
     """Yield the port of a server."""
     config = uvicorn.Config(app, http=web_server.Connection, lifespan="off", **options)
-    server, listener = uvicorn.Server(config), web_server.listen("127.0.0.1", 0)
+    server, listener = web_server.Server(config, lambda: None), web_server.listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield listener.getsockname()[1]
+    yield listener.getsockname()[1], server
     server.should_exit = True
     thread.join()
 
@@ -38,7 +38,7 @@ def port(monkeypatch):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"late"})
 
-    with served(app, log_level="error", timeout_keep_alive=300) as number:
+    with served(app, log_level="error", timeout_keep_alive=300) as (number, _):
         yield number
 
 
@@ -118,7 +118,7 @@ async def turn_away(scope, receive, send):
 def test_bad_body_gets_one_answer_and_leaves_no_traceback(sent, status, caplog):
     with (
         caplog.at_level(logging.ERROR),
-        served(turn_away, log_config=None) as port,
+        served(turn_away, log_config=None) as (port, _),
         socket.create_connection(("127.0.0.1", port), timeout=300) as client,
     ):
         for part in sent:
@@ -129,3 +129,32 @@ def test_bad_body_gets_one_answer_and_leaves_no_traceback(sent, status, caplog):
         rest = client.makefile("rb").read()
     assert b"HTTP/1.1" not in rest
     assert not caplog.records
+
+
+def test_requests_that_arrive_before_the_stop_are_answered():
+    busy, go_on = threading.Event(), threading.Event()
+
+    def connect(port):
+        return clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
+
+    async def look(counter):
+        busy.set()
+        go_on.wait()  # like a loop that others keep from running
+        return await uvicorn.Server.on_tick(server, counter)
+
+    with served(turn_away, log_level="error") as (port, server), contextlib.ExitStack() as clients:
+        known = connect(port)
+        known.sendall(REQUEST)
+        answer = b""
+        while not answer.endswith(b"no"):
+            answer += known.recv(9999)
+        server.on_tick = look
+        assert busy.wait(300)
+        # The kernel lets one more than BACKLOG wait.
+        connected = [known, *(connect(port) for _ in range(web_server.BACKLOG + 1))]
+        for client in connected:
+            client.sendall(REQUEST)
+        server.should_exit = True
+        go_on.set()
+        answers = [client.makefile("rb").readline().split()[1] for client in connected]
+    assert answers == [b"421"] * len(connected)
