@@ -37,7 +37,7 @@ from steadytrain.components.tasks.fused_head import (
 from steadytrain.components.tasks.model_fields import ROUTER_COEFFICIENTS, ROUTER_ON
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.text import R_DROP, TextTraining, check_drops
+from steadytrain.components.tasks.text import R_DROP, LanguageModelTraining, check_drops
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
 from steadytrain.components.techniques.distillation.loss import (
@@ -83,7 +83,7 @@ _NOT_FOR_MODELS: Final = ("targets", "lengths", "spans", "counts", *COLUMNS)
 """Entries of a micro-batch that the model does not get."""
 
 
-class SupervisedFineTuning(TextTraining):
+class SupervisedFineTuning(LanguageModelTraining):
     """Predicts each target token from the tokens before it in its document.
 
     The targets of supervised fine-tuning are answers; those of pre-training, all tokens.

@@ -13,12 +13,12 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.fused_head import LossRequest, likelihoods_of, requested
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.text import TextTraining
+from steadytrain.components.tasks.text import LanguageModelTraining
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.masked_tokens.masking import Masking
 
 
-class MaskedLanguageModel(TextTraining):
+class MaskedLanguageModel(LanguageModelTraining):
     """Predict the masked tokens of each row."""
 
     task = "masked_lm"

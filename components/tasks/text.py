@@ -72,6 +72,10 @@ class TextTraining(Part):
         del model
         return ()
 
+
+class LanguageModelTraining(TextTraining):
+    """Trains a model that predicts tokens. Its loss is a mean over tokens."""
+
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         loss = sums["loss"] / max(sums["weight"], 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
