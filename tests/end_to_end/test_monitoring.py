@@ -76,7 +76,7 @@ def scraped(tmp_path_factory, collector):
     environment = {**os.environ, **pause.everywhere, "OMP_NUM_THREADS": "1"}
     with scraping(port, root / "prometheus") as prometheus:
         first = subprocess.Popen(command, env=environment)
-        # Training goes on until the next checkpoint, which waits for the one that is written.
+        # The run continues until the next checkpoint, which waits for the one that is written.
         wait_for(lambda: (prometheus.value("training_step") or 0) >= 40)
         kill_paused(pause, first, then=60)
         wait_for(lambda: prometheus.value("attempts_total") == 2 and collector.named("attempt"))
