@@ -103,15 +103,18 @@ def schema(
     ] = False,
 ) -> None:
     """Print every field of a configuration as JSON Schema."""
-    from steadytrain.components.plan.design import schema as of_designs
-    from steadytrain.components.plan.design import schema_of_plans
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.errors import BadInput
 
     if design and plan:
         raise BadInput("--design and --plan: each has a schema of its own", remedy="give one")
-    published = schema_of_plans if plan else of_designs if design else RunConfig.model_json_schema
-    typer.echo(json.dumps(published(), indent=2))
+    if design or plan:
+        from steadytrain.components.plan import design as designs
+
+        published = designs.schema_of_plans() if plan else designs.schema()
+    else:
+        published = RunConfig.model_json_schema()
+    typer.echo(json.dumps(published, indent=2))
 
 
 def presets(as_json: Json = False) -> None:

@@ -36,8 +36,7 @@ TIMEOUT = 30.0
 def pause(tmp_path, monkeypatch):
     """Pause rank 0 of an attempt at its first checkpoint."""
     pause = Pause(tmp_path / "pause", 0)
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     return pause
 
 

@@ -113,8 +113,7 @@ def test_checkpoints_skip_a_snapshot_that_does_not_fit(tmp_path, train, monkeypa
     data = write_data(tmp_path / "data", language_rows(24), [])
     recipe = {"max_steps": 6, "micro_batch_size": LARGER, "save_steps": 2}
     pause = Pause(tmp_path / "pause", 0, "TrainingStep")
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     with limited_group() as group:
         weighs = Weighs(group, pause)
         plenty = train("plenty", data, group, HEAVY, sinks=[weighs], **recipe)

@@ -67,8 +67,7 @@ def bench(tmp_path, data):
 def pause(tmp_path, monkeypatch):
     """Pause the ranks of agents at their first checkpoint."""
     pause = Pause(tmp_path / "pause", 0)
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     return pause
 
 

@@ -87,8 +87,7 @@ def test_killed_run_ends_as_one_in_memory_and_leaves_no_files(tmp_path, data, mo
     memory, killed = bench("memory", "none"), bench("killed", "disk")
     assert step.run(memory.config, memory.data, sinks=[]).succeeded
     pause = Pause(tmp_path / "pause", MIDDLE)
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     killer = Kills(killed.workspace, pause)
     outcome = step.run(killed.config, killed.data, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)

@@ -32,8 +32,7 @@ def pause_until_stopped(folder, monkeypatch):
     """Pause ranks at a validation, at a step that is set later, until they are asked to stop."""
     pause = Pause(folder / "pause", 0, "Validated", stoppable=True)
     pause.set(None)
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     return pause
 
 

@@ -109,8 +109,7 @@ class LaunchedKills:
 @pytest.mark.core
 def test_run_continues_after_a_launched_rank_is_killed(bench, tmp_path, monkeypatch):
     run, pause = bench("launched"), Pause(tmp_path / "pause", 0)
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     killer = LaunchedKills(run.workspace, pause)
     watch = Stopwatch()
     outcome = step.run(run.config, run.data, sinks=[watch, killer])

@@ -96,8 +96,7 @@ def test_two_killed_ranks_end_with_the_same_average(make_bench, tmp_path, monkey
     assert step.run(whole.config, whole.data).attempts == 1
 
     pause = Pause(tmp_path / "pause", 0)
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     sinks = [KillsRankOnce(killed.workspace, 1, pause)]
     outcome = step.run(killed.config, killed.data, sinks=sinks)
 

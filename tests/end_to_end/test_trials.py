@@ -72,8 +72,7 @@ def study(tmp_path_factory, recipe, halt):
     """Return a study's folder, its trials, and a function that asks for one."""
     folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in halt.everywhere.items():
-            patch.setenv(name, value)
+        halt.set_everywhere(patch)
         patch.setenv("FAULTS", "forward:0")
         found: Trials = local_trials(folder, parallel=2)
         assert found.attach() == frozenset()
@@ -229,8 +228,7 @@ def pause(tmp_path):
 @pytest.fixture
 def killed(tmp_path, recipe, monkeypatch, pause):
     """Return a study's folder, and the file of a trial's configuration."""
-    for name, value in pause.everywhere.items():
-        monkeypatch.setenv(name, value)
+    pause.set_everywhere(monkeypatch)
     bench = recipe(max_steps=100, eval_steps=20)
     config = tmp_path / "config.yaml"
     config.write_text(bench.config.to_yaml())

@@ -7,9 +7,13 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.train.agent.processes import MARK
+
+if TYPE_CHECKING:
+    import pytest
 
 _TESTS = Path(__file__).parents[1]
 _FILE, _KIND, _STOPPABLE = "PAUSE_FILE", "PAUSE_KIND", "PAUSE_STOPPABLE"
@@ -43,6 +47,11 @@ class Pause:
         """The variables for a command, whose ranks call `pause_this_process` on their own."""
         paths = (_TESTS / "support" / "paused_runs", _TESTS, os.environ.get("PYTHONPATH", ""))
         return {**self.environment, "PYTHONPATH": ":".join(filter(None, map(str, paths)))}
+
+    def set_everywhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Set these variables for all that this process starts."""
+        for name, value in self.everywhere.items():
+            monkeypatch.setenv(name, value)
 
     def set(self, step: int | None) -> None:
         """Pause from this step on, or with None at none."""

@@ -22,19 +22,17 @@ from steadytrain.components.shared.config.data_sections import (
     TABULAR_MULTI_LABEL,
     Columns,
 )
-from steadytrain.components.shared.effects import (
-    Section,
-    at_odds,
-)
+from steadytrain.components.shared.effects import Section, at_odds
 
 _WITH_PAIRS: Final = ("sequence_classification", "sequence_regression", MULTI_LABEL)
 """The tasks that read two texts together."""
 
 _TABLES: Final = (*TABLES, *MULTIMODAL)
+_WITH_TARGET: Final = (*_TABLES, *SERIES)
 _NO_TABLE: Final = "does not learn from the columns of a table"
 _READERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "task_options": ((), "has no options"),
-    "target": ((*_TABLES, *SERIES), _NO_TABLE),
+    "target": (_WITH_TARGET, _NO_TABLE),
     "features": (_TABLES, _NO_TABLE),
     "allow_leaks": (_TABLES, _NO_TABLE),
     "images": ((*IMAGES, *MULTIMODAL), "reads no images"),
@@ -60,7 +58,7 @@ def _fields_are_of_the_task(data: DataFields) -> None:
 def _columns_are_of_a_table(data: DataFields) -> None:
     if not plugins.is_ours(plugins.TASKS, data.task):
         return
-    if data.task in (*TABLES, *MULTIMODAL, *SERIES) and data.target is None:
+    if data.task in _WITH_TARGET and data.target is None:
         raise at_odds(
             "data.target",
             None,
@@ -106,19 +104,19 @@ def _several_targets_are_labels(data: DataFields) -> None:
 def _series_are_of_the_task(data: DataFields) -> None:
     if data.task not in SERIES:
         return
-    if data.series.horizon is None:
+    series = data.series
+    if series.horizon is None:
         raise at_odds(
             "data.series.horizon",
             None,
             f"{data.task} predicts so many times ahead",
             "give their number, such as data.series.horizon=12",
         )
-    series = data.series
     columns = *data.targets, series.time, series.column, *series.covariates
     if len({*columns}) < len(columns):
         raise at_odds(
             "data.series",
-            data.series.model_dump(exclude_defaults=True),
+            series.model_dump(exclude_defaults=True),
             f"data.target is {data.target!r}, and each needs a column of its own",
             "name other columns",
         )

@@ -47,10 +47,10 @@ class ClassificationScorer(ClassScorer):
             batch_size=self.config.evaluation.batch_size,
             max_length=self.data.sequence_length,
             attack=attack,
-            together=self._together(),
+            alternatives=self._alternatives(),
         )
 
-    def _together(self) -> npt.NDArray[np.bool_] | None:
+    def _alternatives(self) -> npt.NDArray[np.bool_] | None:
         """Return whether two classes are alternatives, (classes, classes). None: all are."""
         return None
 
@@ -63,7 +63,7 @@ def score_classification(
     batch_size: int,
     max_length: int,
     attack: Attack | None = None,
-    together: npt.NDArray[np.bool_] | None = None,
+    alternatives: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Table:
     """Score each record.
 
@@ -74,13 +74,13 @@ def score_classification(
         batch_size: texts per forward pass.
         max_length: maximum tokens per text; longer texts are truncated.
         attack: perturbs the embeddings of each text.
-        together: (classes, classes), whether two classes are alternatives. None: all are.
+        alternatives: (classes, classes), whether two classes exclude each other. None: all are.
 
     Returns:
         The columns of `Scorer.score`. `bytes` is 0, because no text is predicted.
     """
     truth = label_indices(records, labels)
-    attacking = None if attack is None else Attacking(attack, _attacked(together))
+    attacking = None if attack is None else Attacking(attack, _attacked(alternatives))
     log_chances = head_answers(
         components,
         records,
@@ -91,8 +91,8 @@ def score_classification(
         max_length=max_length,
         attacking=attacking,
     )
-    if together is not None:
-        log_chances = among(log_chances, truth, together)
+    if alternatives is not None:
+        log_chances = among(log_chances, truth, alternatives)
     return class_scores(records, truth, log_chances)
 
 
@@ -123,14 +123,14 @@ def class_scores(
 
 
 def score_class_frequencies(
-    data: DataRecord, records: pa.Table, together: npt.NDArray[np.bool_] | None = None
+    data: DataRecord, records: pa.Table, alternatives: npt.NDArray[np.bool_] | None = None
 ) -> pa.Table | None:
     """Score each record, but predict each class by its frequency alone, so always the same one.
 
     The frequencies are those of the training side, with add-one smoothing.
 
     Args:
-        together: as for `score_classification`.
+        alternatives: as for `score_classification`.
 
     Returns:
         None without records.
@@ -139,17 +139,17 @@ def score_class_frequencies(
     if not len(truth):
         return None
     log_chances = np.tile(np.log(class_counts(data) + 1.0), (len(truth), 1))
-    return class_scores(records, truth, among(log_chances, truth, together))
+    return class_scores(records, truth, among(log_chances, truth, alternatives))
 
 
 def among(
     log_chances: npt.NDArray[np.float64],
     truth: npt.NDArray[np.int64],
-    together: npt.NDArray[np.bool_] | None,
+    alternatives: npt.NDArray[np.bool_] | None,
 ) -> npt.NDArray[np.float64]:
     """Normalize log-probabilities over the classes that are alternatives to each record's own."""
-    if together is not None:
-        log_chances = np.where(together[truth], log_chances, -np.inf)
+    if alternatives is not None:
+        log_chances = np.where(alternatives[truth], log_chances, -np.inf)
     normalized: npt.NDArray[np.float64] = log_chances - np.logaddexp.reduce(
         log_chances, axis=1, keepdims=True
     )
@@ -174,18 +174,18 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
 
 
 def _attacked(
-    together: npt.NDArray[np.bool_] | None,
+    alternatives: npt.NDArray[np.bool_] | None,
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return the summed loss among the classes that are alternatives to each text's own.
 
     Args:
-        together: as for `score_classification`.
+        alternatives: as for `score_classification`.
     """
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = logits.float()
-        if together is not None:
-            own = torch.from_numpy(together).to(targets.device)[targets]
+        if alternatives is not None:
+            own = torch.from_numpy(alternatives).to(targets.device)[targets]
             logits = logits.masked_fill(~own, -torch.inf)
         return functional.cross_entropy(logits, targets, reduction="sum")
 
@@ -202,14 +202,14 @@ class MultiTaskScorer(ClassificationScorer):
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Predict each class by its frequency among those of its part."""
-        scores = score_class_frequencies(self.data, records, self._together())
+        scores = score_class_frequencies(self.data, records, self._alternatives())
         return None if scores is None else self._with_parts(scores)
 
     def _with_parts(self, scores: pa.Table) -> pa.Table:
         owners = np.asarray(part_indices(self.data.labels)[1])
         return scores.append_column("part", pa.array(owners[scores.column("label").to_numpy()]))
 
-    def _together(self) -> npt.NDArray[np.bool_]:
+    def _alternatives(self) -> npt.NDArray[np.bool_]:
         owners = np.asarray(part_indices(self.data.labels)[1])
-        together: npt.NDArray[np.bool_] = owners[:, None] == owners
-        return together
+        alternatives: npt.NDArray[np.bool_] = owners[:, None] == owners
+        return alternatives

@@ -141,7 +141,6 @@ class LearnerTraining(TrainingLoop):
             self.saver.settle()
         progress, began = self.progress, time.monotonic()
         if stop := self.requests.requested_outcome(progress.step):
-            self.save()
             return stop, False
         due = self.cadence is not None and self.cadence.due
         rows, size = self._batch(), self.step_rows

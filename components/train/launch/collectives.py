@@ -117,13 +117,13 @@ def _follow(
     begun, died, starting = False, False, set(range(len(started)))
     while time.monotonic() < deadline and any(rank.poll() is None for rank in started):
         for number, output in enumerate(outputs):
-            for line in _complete_lines(output):
-                for content in _stages([line]):
-                    if not begun:
-                        deadline, begun = time.monotonic() + seconds, True
-                    if content["stage"] != STAGES[0]:
-                        starting.discard(number)
-                yield line
+            lines = list(_complete_lines(output))
+            stages = {content["stage"] for content in _stages(lines)}
+            if stages and not begun:
+                deadline, begun = time.monotonic() + seconds, True
+            if stages - {STAGES[0]}:
+                starting.discard(number)
+            yield from lines
         starting -= {number for number in starting if started[number].poll() is not None}
         if not died and not starting and any(rank.poll() not in (None, 0) for rank in started):
             # The others have joined, and wait for it in vain.

@@ -149,7 +149,6 @@ class Training(TrainingLoop):
             if agreed.unsaved:
                 self.saver.settle()
             if agreed.stop is not None:
-                self.save()
                 return agreed.stop, agreed.due
             result = self._update(work.batches, agreed.weight)
             if isinstance(result, StepResult):

@@ -72,6 +72,7 @@ class TrainingLoop(ABC):
                 return "early_stopped"
             stop, due = self._step()
             if stop is not None:
+                self.save()
                 return stop
             self.beat("train", progress.step)
             last = progress.step == self.steps
@@ -87,7 +88,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _step(self) -> tuple[AttemptOutcome | None, bool]:
-        """Take a step, or save and return the outcome that was requested.
+        """Take a step, or return the outcome that was requested.
 
         Returns:
             That outcome, and whether the interval between checkpoints was over before the step.
