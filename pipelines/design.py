@@ -1,10 +1,15 @@
-"""The pipeline of a design, read from what kfp compiles, so that it cannot differ from that."""
+"""The pipeline of a design, read from what kfp compiles, so that it cannot differ from that.
+
+Also the file of schedules, which the design's trigger applies.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import yaml
 
 from steadytrain.components.plan.design import (
     Component,
@@ -15,7 +20,9 @@ from steadytrain.components.plan.design import (
 )
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.pipelines.pod_names import MOUNT_PATH, Pipeline
+from steadytrain.pipelines.server.schedule_file import Schedule, ScheduleFile
 
+SCHEDULES: Final = "schedules.yaml"
 _TRIGGERS: Final = (
     Trigger(
         kind="manual",
@@ -30,9 +37,10 @@ _TRIGGERS: Final = (
     ),
     Trigger(
         kind="schedule",
-        command="steadytrain schedule apply schedules.yaml",
+        command=f"steadytrain schedule apply {SCHEDULES}",
         description="Start a run at each scheduled time; the run ends early without new data. The "
-        "file, which you write, declares the times.",
+        "file declares the times; `steadytrain design --write` writes one that starts at 03:30 "
+        "UTC.",
     ),
 )
 
@@ -64,6 +72,25 @@ def pipeline_config(config: RunConfig, pods: TrainingPods | None) -> PipelineCon
             volume_mount=MOUNT_PATH,
             training_pods=pods,
         ),
+    )
+
+
+def schedules(config: RunConfig) -> str:
+    """Return the text of a file that schedules steadytrain.yaml, beside it, for each night."""
+    nightly = Schedule(
+        name=config.name,
+        config="steadytrain.yaml",
+        overrides={"output": MOUNT_PATH},
+        cron="30 3 * * *",
+        time_zone="UTC",
+    )
+    declared = ScheduleFile(name=config.name, schedules=[nightly])
+    content = declared.model_dump(mode="json", exclude_unset=True)
+    return (
+        f"# Trains each night if the data have changed: steadytrain schedule apply {SCHEDULES}\n"
+        "# Data on this machine do not exist on the cluster: name their address there, such as\n"
+        '# data.source: ["s3://bucket/data.jsonl"], in overrides.\n'
+        f"{yaml.safe_dump(content, sort_keys=False)}"
     )
 
 

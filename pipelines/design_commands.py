@@ -84,7 +84,7 @@ def design(
         Path | None,
         typer.Option(
             help="Folder to write to: design.json, the completed steadytrain.yaml, pipeline.yaml, "
-            "and the files and scripts of other launchers."
+            "schedules.yaml, and the files and scripts of other launchers."
         ),
     ] = None,
     as_json: Json = False,
@@ -141,10 +141,12 @@ def design(
     )
     if write is not None:
         from steadytrain.pipelines.compile import compile_pipeline
+        from steadytrain.pipelines.design import SCHEDULES, schedules
 
         content = {
             **found.files(),
             **scripts(estimate.distributed_config),
+            SCHEDULES: schedules(config),
             "design.json": estimate.model_dump_json(indent=2) + "\n",
         }
         written = write_texts(write, content, "--write")

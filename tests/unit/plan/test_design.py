@@ -21,6 +21,8 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.compile import compile_pipeline, read_pipeline, steps
+from steadytrain.pipelines.pod_names import MOUNT_PATH
+from steadytrain.pipelines.server.schedule_file import configuration, read_schedules
 
 from support.designed import follows_the_schema
 from support.golden import assert_golden
@@ -211,6 +213,20 @@ def test_written_files_are_those_of_the_design(call, tmp_path):
     assert len(list(yaml.safe_load_all((made / "trainjob.yaml").read_text()))) == 2
     assert read_pipeline(made / "pipeline.yaml")[0]["pipelineInfo"]["name"]
     assert {path.name for path in made.glob("*.sh")} == {"torchrun.sh", "accelerate.sh"}
+
+
+@pytest.mark.parametrize("name", ["13b-8xa100", "50gb-table-xgboost"])
+def test_written_schedule_is_what_the_trigger_applies(call, tmp_path, name):
+    words = () if name == "13b-8xa100" else ("--set", "data.source=[s3://bucket/trades.csv]")
+    done = call("design", *DESIGNS[name], *words, "--write", "made")
+    assert done.exit_code == 0, done.output
+    made = tmp_path / "made"
+    design = json.loads((made / "design.json").read_text())
+    triggers = {each["kind"]: each["command"] for each in design["pipeline_config"]["triggers"]}
+    file = made / triggers["schedule"].removeprefix("steadytrain schedule apply ")
+    (schedule,) = read_schedules(file).schedules
+    designed = load(made / "steadytrain.yaml")
+    assert configuration(schedule, made) == load(designed.to_yaml(), {"output": MOUNT_PATH})
 
 
 @pytest.mark.slow
