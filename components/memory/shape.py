@@ -160,6 +160,7 @@ class Shape:
     used: values of `experts` that a token uses.
     fused: whether the head computes the loss; otherwise the logits of a complete micro-batch exist.
     documents: whether attention can be computed per document; otherwise it needs a mask.
+    sdpa: whether attention is PyTorch's fused one if nobody chooses another, as in all families.
     frozen: parameters that `training.param_groups` never trains, of `parameters`.
     still: layers, from the first one, that have no backward pass: they are frozen, and so is all
         before them.
@@ -189,6 +190,7 @@ class Shape:
     used: int = 0
     fused: bool = True
     documents: bool = True
+    sdpa: bool = True
     frozen: int = 0
     still: int = 0
     traced: Callable[[Setting], Activations] | None = field(default=None, compare=False)

@@ -48,7 +48,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.documents import pass_documents, unlike
+from steadytrain.components.tasks.documents import other_attention, pass_documents, unlike
 from steadytrain.components.tasks.fused_head import FusedHead, LossRequest, head_request
 from steadytrain.components.techniques.modules import eval_mode
 from steadytrain.components.techniques.multi_task.weights import attach_uncertainty
@@ -188,6 +188,7 @@ def _described(model: Any, architecture: Mapping[str, Any], labels: int) -> Shap
         used=used // _experts_count(layers[0]),
         fused=labels > 0 or isinstance(head, FusedHead),
         documents=labels == 0 and _receives_documents(model),
+        sdpa=not other_attention(model),
         traced=Traced(architecture, len(layers), labels),
     )
 

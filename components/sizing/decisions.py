@@ -45,6 +45,7 @@ def decisions(job: Workload, choice: Choice, speed: Span) -> list[Decision]:
     return [
         *efficiency(job, choice),
         *recipe(_with_batch(job), adapter, parameters, job.is_set),
+        _attention(job),
         *_checkpoints(job, choice, speed),
     ]
 
@@ -209,25 +210,39 @@ def _pods(job: Workload, choice: Choice) -> Iterator[Decision]:
         yield Decision("compute.pods.memory", f"{needed}Gi", f"{reason}processes need memory too")
 
 
+def _attention(job: Workload) -> Decision:
+    """Return what `training.attention: auto` becomes; the configuration keeps auto."""
+    field, given = "training.attention", job.config.model.config.get("attn_implementation")
+    if job.is_set(field):
+        return set_by_user(job.config, field)
+    if given is not None:
+        reason = f"{given}: model.config.attn_implementation says so"
+    elif job.shape.sdpa:
+        reason = f"sdpa: Transformers has PyTorch's fused kernels for {job.shape.family}"
+    else:
+        reason = f"eager: Transformers has no fused kernels for {job.shape.family}"
+    return Decision(field, None, f"auto becomes {reason}")
+
+
 def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Iterator[Decision]:
     """Yield the decisions about checkpoints.
 
     Below 100,000 examples, an epoch ends with a checkpoint, unless it takes longer than what a
     failure may cost. All other runs save by time: an epoch may take hours.
     """
-    interval, data = preemptions(job, choice).interval_seconds, prepared(job.config)
-    side = data.sides["train"] if data else None
-    epoch = (side.tokens or side.rows * choice.setting.length) / speed.middle if side else math.inf
+    interval = preemptions(job, choice).interval_seconds
+    examples, tokens, counted = _epoch(job, choice)
+    epoch = tokens / speed.middle
     if job.is_set("training.save_steps") or job.is_set("training.save_strategy"):
         for field in ("training.save_strategy", "training.save_steps"):
             if job.is_set(field):
                 yield set_by_user(job.config, field)
         return
-    if side and side.documents < _BY_EPOCH and epoch <= interval:
+    if examples < _BY_EPOCH and epoch <= interval:
         yield Decision(
             "training.save_strategy",
             "epoch",
-            f"{side.documents:,} examples are fewer than {_BY_EPOCH:,}, and an epoch takes about "
+            f"{counted} are fewer than {_BY_EPOCH:,}, and an epoch takes about "
             f"{duration(epoch)} here (rule: checkpoints)",
         )
         return
@@ -237,6 +252,23 @@ def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Iterator[Decisio
         None,
         f"Young's interval: about every {duration(interval)} here (steps: {steps})",
     )
+
+
+def _epoch(job: Workload, choice: Choice) -> tuple[float, float, str]:
+    """Return an epoch's examples and tokens, and the examples in words.
+
+    They are those of the prepared data or, before these, of the sample. Both are infinite if
+    neither is known.
+    """
+    if job.sampled is not None:
+        rows, tokens, documents = job.sampled.rows, job.sampled.tokens, job.sampled.documents
+        if rows is not None and tokens is not None:
+            return documents, rows * tokens, f"about {documents:,} examples before preparation"
+    elif data := prepared(job.config):
+        side = data.sides["train"]
+        tokens = side.tokens or side.rows * choice.setting.length
+        return side.documents, tokens, f"{side.documents:,} examples"
+    return math.inf, math.inf, ""
 
 
 _OPEN: Final[dict[str, dict[str, Any]]] = {

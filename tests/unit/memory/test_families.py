@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from steadytrain.components.memory.activations import layer_memory
 from steadytrain.components.memory.setting import Setting
@@ -113,6 +114,15 @@ def test_omitted_fields_have_transformers_defaults(name):
     for field, value in family.defaults.items():
         found = getattr(config, field, None)
         assert found == value or getattr(config, theirs[field]) == value, field
+
+
+@pytest.mark.parametrize("name", families())
+def test_attention_of_every_family_is_the_fused_one(name):
+    """A plan says that training.attention = auto becomes sdpa, without asking Transformers."""
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(name))
+    assert shape_of({"model_type": name}, labels=2).sdpa
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_token_costs_only_its_active_experts():

@@ -301,6 +301,57 @@ def test_plan_saves_small_data_by_epoch(configure, documents, tokens, strategy):
     assert chosen(plan_training(given, [H100], H100))["training.save_strategy"] == "time"
 
 
+@pytest.mark.parametrize(("records", "strategy"), [(300, "epoch"), (0, None)])
+def test_plan_before_preparation_saves_the_records_it_counts_by_epoch(
+    configure, tmp_path, records, strategy
+):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f'{{"text": "record {n}, and some words"}}\n' for n in range(records)))
+    given = {"data__task": "causal_lm", "data__source": [str(path)]}
+    config = configure(**given, model__tokenizer="hub:nobody/nothing")
+    plan = plan_training(config, [H100], H100)
+    assert chosen(plan).get("training.save_strategy") == strategy
+    assert ("training.save_steps" in chosen(plan)) == (strategy is None)
+    if strategy:
+        counted = f"about {plan.job.sampled.documents} examples before preparation"
+        assert reasons(plan)["training.save_strategy"].startswith(counted)
+        assert 200 < plan.job.sampled.documents < records
+        assert filled(plan).training.saves == "epoch"
+
+
+def test_size_of_all_data_and_not_a_prepared_sample_decides_about_checkpoints(configure, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f'{{"text": "record {n}, and some words"}}\n' for n in range(300)))
+    given = {"data__task": "causal_lm", "data__source": [str(path)]}
+    config = configure(**given, model__tokenizer="hub:nobody/nothing")
+    prepared(config, SideRecord(shards=[], rows=10, documents=300, tokens=2000), "data")
+    assert chosen(plan_training(config, [H100], H100))["training.save_strategy"] == "epoch"
+    whole = plan_training(config, [H100], H100, data_bytes=1000 * path.stat().st_size)
+    assert chosen(whole)["training.save_steps"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "value", "reason"),
+    [
+        ({}, None, "auto becomes sdpa: Transformers has PyTorch's fused kernels for llama"),
+        ({"training__attention": "eager"}, "eager", "set by you"),
+        (
+            {
+                "model__base": None,
+                "model__config": {"model_type": "gpt2", "attn_implementation": "eager"},
+            },
+            None,
+            "auto becomes eager: model.config.attn_implementation says so",
+        ),
+    ],
+)
+def test_plan_says_what_becomes_of_attention(configure, fields, value, reason):
+    plan = plan_training(configure(**fields), [H100], H100)
+    field = "training.attention"
+    assert (chosen(plan)[field], reasons(plan)[field]) == (value, reason)
+    assert filled(plan).training.attention == (value or "auto")
+
+
 def test_plan_says_what_became_of_the_records(configure, tmp_path):
     config = configure()
     side = SideRecord(shards=[], rows=100, documents=300, tokens=70_000)

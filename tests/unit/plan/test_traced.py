@@ -162,3 +162,18 @@ def test_failing_forward_pass_is_bad_input(monkeypatch):
         BadInput, match=r"'gpt_neox': a pass fails when the plan traces it: RuntimeError: shapes"
     ):
         shape.traced(replace(CPU, length=77))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"), [("gpt_neox", "becomes sdpa"), ("gptj", "becomes eager")]
+)
+def test_attention_of_a_traced_model_is_what_transformers_gives_it(
+    make_plan, tmp_path, model_type, expected
+):
+    config = AutoConfig.for_model(model_type, **SIZES, rotary_dim=16)
+    config.save_pretrained(tmp_path)
+    plan = make_plan("l4", model__base=str(tmp_path), data__sequence_length=64)
+    (reason,) = (one.reason for one in plan.decisions if one.field == "training.attention")
+    assert f"auto {expected}" in reason
+    model = AutoModelForCausalLM.from_config(config)
+    assert model.config._attn_implementation == expected.removeprefix("becomes ")
