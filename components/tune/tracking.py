@@ -19,6 +19,7 @@ from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.tracking.batches import (
+    MAX_ITEMS_A_CALL,
     MAX_METRICS_A_CALL,
     flatten,
     in_batches,
@@ -35,7 +36,7 @@ from steadytrain.components.shared.tracking.connect import (
 )
 from steadytrain.components.shared.tracking.notes import recall, remember
 from steadytrain.components.shared.tracking.pull_sink import PullSink
-from steadytrain.components.shared.tracking.run import settled_run
+from steadytrain.components.shared.tracking.run import active_run, adopt_runs, new_run
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.driver import Watcher, study_folder
 from steadytrain.components.tune.history import Trial
@@ -132,6 +133,7 @@ class StudyTracker:
         self._workspace = StudyWorkspace(output, study_name(config))
         self._wanted = dict[str, Sent]()
         self._lock = threading.Lock()
+        self._is_closing = False
         self._sink = PullSink(
             "MLflow",
             self._workspace,
@@ -159,6 +161,7 @@ class StudyTracker:
         """
         self._want({_note(trial): _of_trial(study, trial) for trial in study.history.trials})
         self._want({STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
+        self._is_closing = True
         self._sink.close()
 
     def catch_up(self, *, give_up: Callable[[], bool] = lambda: False) -> None:
@@ -172,9 +175,13 @@ class StudyTracker:
             while not give_up() and (suggestion := self._next()):
                 self._deliver(self._tracking, *suggestion)
                 self._sent(*suggestion)
+            if self._is_closing and not give_up():
+                adopt_runs(self._tracking, self._workspace)
 
     def _open(self) -> StudyTracker:
         self._tracking = open_tracking(self._config, self._workspace)
+        with tracking_errors(self._tracking.uri):
+            adopt_runs(self._tracking, self._workspace)
         return self
 
     def _want(self, found: Mapping[str, Sent]) -> None:
@@ -194,31 +201,37 @@ class StudyTracker:
         remember(self._workspace, f"sent/{note}", sent.digest)
 
     def _deliver(self, tracking: Tracking, note: str, sent: Sent) -> None:
+        """Send what the store lacks of a run, in few calls: MLflow takes tens of ms for each."""
         from mlflow.entities import Metric, Param, RunTag
 
         client, tags = tracking.client, dict(sent.tags)
         if parent := self._parent(note):
             tags[PARENT] = parent
-        run_id = settled_run(tracking, self._workspace, note, run_name=sent.name, tags=tags)
-        run = client.get_run(run_id)
-        client.log_batch(
-            run_id,
-            params=[
-                Param(name, text)
-                for name, text in flatten(dict(sent.params))
-                if name not in run.data.params
-            ],
-            tags=[RunTag(name, value(text)) for name, text in tags.items()],
-        )
+        tags = {name: value(text) for name, text in tags.items()}
+        known = recall(self._workspace, note)
+        run = active_run(tracking, known) if known else None
+        if run is None:
+            run = new_run(tracking, self._workspace, note, run_name=sent.name, tags=tags)
+        run_id, began = run.info.run_id, run.info.start_time
+        params = [
+            Param(name, text)
+            for name, text in flatten(dict(sent.params))
+            if name not in run.data.params
+        ]
+        changed = [RunTag(*tag) for tag in tags.items() if run.data.tags.get(tag[0]) != tag[1]]
         # A point that is sent again has the same time, which makes it the same point.
-        began = run.info.start_time
         points = [
             Metric(key(name), number, began + step, step)
             for step, metrics in sent.points
             for name, number in metrics.items()
         ]
-        for part in in_batches(points, MAX_METRICS_A_CALL):
+        together = MAX_ITEMS_A_CALL - len(params) - len(changed)
+        if params or changed or points:
+            client.log_batch(run_id, points[:together], params, changed)
+        for part in in_batches(points[together:], MAX_METRICS_A_CALL):
             client.log_batch(run_id, metrics=part)
+        if run.info.status == sent.status == "RUNNING":
+            return
         if sent.status in ("RUNNING", "SCHEDULED"):
             client.update_run(run_id, status=sent.status)
         else:

@@ -20,6 +20,8 @@ MAX_KEY = 250
 MAX_VALUE = 6000
 MAX_PARAMS_A_CALL = 100
 MAX_METRICS_A_CALL = 1000
+MAX_ITEMS_A_CALL = 1000
+"""Metrics, parameters and tags together."""
 
 T = TypeVar("T")
 

@@ -36,7 +36,7 @@ from steadytrain.components.shared.tracking.connect import (
 )
 from steadytrain.components.shared.tracking.mlflow_sink import Delivery
 from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall, warn
-from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
+from steadytrain.components.shared.tracking.run import adopt_runs, continue_run
 from steadytrain.components.shared.workspace import Workspace
 
 FINISH_SECONDS = 300.0
@@ -71,7 +71,7 @@ def finish_run(
         delivery = Delivery(tracking, workspace, run_id)
         delivery.catch_up()
         delivery.end_open_attempts()
-        delete_doubles(tracking, workspace)
+        adopt_runs(tracking, workspace)
         _log_results(delivery.batches, run_id, workspace)
         _log_metrics(delivery.batches, run_id, spent, moment)
         status = "FINISHED" if ok else "KILLED" if stopped else "FAILED"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
@@ -46,6 +46,9 @@ from steadytrain.components.shared.tracking.notes import (
 )
 from steadytrain.components.shared.tracking.store import exists, follow
 from steadytrain.components.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 MARK = "steadytrain.mark"
 """Tag that finds a run in a search: the workspace's identity and the note's name."""
@@ -149,9 +152,9 @@ def settled_run(
     settle(workspace)
     with exclusive(workspace, "creating"):
         remembered = recall(workspace, note)
-        if remembered and _is_active(tracking, remembered):
+        if remembered and active_run(tracking, remembered):
             return remembered
-        mark = f"{identity(workspace)}/{note}"
+        mark = _mark(workspace, note)
         runs = _marked(tracking, f"= '{mark}'")
         if not runs:
             created = tracking.client.create_run(
@@ -166,12 +169,34 @@ def settled_run(
         return run_id
 
 
-def delete_doubles(tracking: Tracking, workspace: Workspace) -> None:
-    """Delete duplicate runs that the store created after the client had given up."""
+def new_run(
+    tracking: Tracking, workspace: Workspace, note: str, *, run_name: str, tags: Mapping[str, str]
+) -> Run:
+    """Create a run and remember it, without the two searches of `settled_run`.
+
+    For many runs of one process, which calls `adopt_runs` before the first and after the last.
+    """
+    with exclusive(workspace, "creating"):
+        run = tracking.client.create_run(
+            tracking.experiment_id, None, {MARK: _mark(workspace, note), **tags}, run_name
+        )
+        remember(workspace, note, run.info.run_id)
+        return run
+
+
+def adopt_runs(tracking: Tracking, workspace: Workspace) -> None:
+    """Remember the runs of this workspace that nobody has noted, and delete the duplicates.
+
+    A run is not noted if the response to its creation was lost, or if its process died right after.
+    """
+    settle(workspace)
     with exclusive(workspace, "creating"):
         for run in _marked(tracking, f"LIKE '{identity(workspace)}/%'"):
             note = run.data.tags[MARK].partition("/")[2]
-            if recall(workspace, note) != run.info.run_id:
+            known = recall(workspace, note)
+            if not known or (known != run.info.run_id and not active_run(tracking, known)):
+                remember(workspace, note, run.info.run_id)
+            elif known != run.info.run_id:
                 tracking.client.delete_run(run.info.run_id)
 
 
@@ -181,15 +206,20 @@ def _marked(tracking: Tracking, condition: str) -> list[Any]:
     return list(all_items(lambda token: search(where, query, page_token=token)))
 
 
-def _is_active(tracking: Tracking, run_id: str) -> bool:
+def _mark(workspace: Workspace, note: str) -> str:
+    return f"{identity(workspace)}/{note}"
+
+
+def active_run(tracking: Tracking, run_id: str) -> Run | None:
+    """Return a run; None if the store does not have it, or if it is deleted."""
     mlflow = import_mlflow()
     try:
         run = tracking.client.get_run(run_id)
     except mlflow.MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        return False
-    return bool(run.info.lifecycle_stage == "active")
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _params(config: RunConfig) -> dict[str, str]:

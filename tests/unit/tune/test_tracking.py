@@ -8,7 +8,9 @@ import mlflow
 import pytest
 
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.tracking.notes import recall, remember
 from steadytrain.components.shared.tracking.pull_sink import PullSink
+from steadytrain.components.shared.tracking.run import MARK
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study, study_name
@@ -114,3 +116,20 @@ def test_server_that_hangs_does_not_delay_the_study(tmp_path, monkeypatch):
         config = settings_of(tmp_path, ("tracking.uri", address))
         study = driven(config, MemoryLog(), World())
     assert len(study.history.trials) == 6
+
+
+def test_trial_whose_note_is_lost_is_not_created_again(store):
+    """As if the driver had died before it noted the run, and the store had made one more."""
+    study, client, runs, _ = store
+    tracker = StudyTracker(study.config, every_seconds=60)
+    noted = runs["trial 1"]
+    double = client.create_run(noted.info.experiment_id, tags=dict(noted.data.tags))
+    remember(tracker._workspace, "trial-000001", "")
+    for note in (tracker._workspace.tracking / "sent").iterdir():
+        note.unlink()
+    tracker.close(study, ok=True)
+    found = client.search_runs([noted.info.experiment_id])
+    mine = [it for it in found if it.data.tags.get(MARK) == noted.data.tags[MARK]]
+    kept = {noted.info.run_id, double.info.run_id} & {it.info.run_id for it in mine}
+    assert len(mine) == len(kept) == 1
+    assert recall(tracker._workspace, "trial-000001") in kept
