@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -20,7 +21,8 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import TRAINING_CODE, beside_weights, weights_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
-from steadytrain.components.shared.events import Reader
+from steadytrain.components.shared.events import Event, Reader
+from steadytrain.components.shared.events.types import TrainingStarted
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.model_source import base_content, other_contents
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -194,7 +196,7 @@ def run_stage(
                     config,
                     data,
                     on_validation=on_validation,
-                    sinks=sinks,
+                    sinks=[*sinks, _ForTransformers(config, step.workspace)],
                     until=until,
                     leased=leased,
                 )
@@ -220,6 +222,24 @@ def _write_for_transformers(config: RunConfig, workspace: Workspace, history: Hi
     script = of_run(config, history)
     for name, text in script.texts().items() if script else ():
         LocalStorage(workspace.transformers).write(name, text.encode())
+
+
+@dataclass(frozen=True)
+class _ForTransformers:
+    """A sink that writes Trainer's files when training starts: a killed run has them too."""
+
+    config: RunConfig
+    workspace: Workspace
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, TrainingStarted):
+            history = _history(self.workspace)
+            # The ledger gets it only after the sinks.
+            history.add(event)
+            _write_for_transformers(self.config, self.workspace, history)
+
+    def close(self) -> None:
+        """Hold nothing."""
 
 
 def train_with_pytorch(

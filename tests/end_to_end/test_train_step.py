@@ -189,6 +189,21 @@ def test_killed_supervising_program_takes_its_rank_along(bench):
     assert (wait.start, wait.end) == (lost.ended.time, taken_over.started.time)
 
 
+def test_script_for_transformers_is_there_while_the_run_trains(bench):
+    run, seen = bench(RECIPE), []
+
+    def written():
+        return {path.name: path.read_text() for path in run.workspace.transformers.glob("*")}
+
+    record = step.run_stage(
+        run.config, run.data, on_validation=lambda event: not seen.append((event.step, written()))
+    )
+    first, there = seen[0]
+    assert first < record.steps
+    assert there.keys() == {"training_args.json", "train_with_transformers.py"}
+    assert there == written(), "nothing changed on the way"
+
+
 def test_repeated_step_returns_the_same_record(bench):
     done = bench({**RECIPE, "learning_rate": None})
     record = step.run_stage(done.config, done.data)

@@ -211,6 +211,11 @@ def set_up(
     parameters = parameter_count(module)
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})
+    if batch.offload == DISK:
+        watch.warn(
+            "compute.offload = disk reads and writes its files with DeepSpeed's async_io: a "
+            "machine that has not compiled it yet does so now, which takes minutes"
+        )
     applied = make_ready(
         config.model_copy(update={"training": training}),
         accelerator,

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 from steadytrain.components.shared import toolchain
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.train.loop import setup
+from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.offloaded import folder_of, swept
 from steadytrain.components.train.strategy.zero_config import zero_config
 from steadytrain.pipelines import doctor
 from steadytrain.pipelines.early_checks import check_tools, here
+
+from support.scoring import fresh
+from support.training import Bench, packed_row, write_data
 
 
 @pytest.fixture
@@ -105,3 +112,26 @@ def test_libaio_is_found_if_a_program_links_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("LDFLAGS", "-L/opt/aio")
     assert "libaio" not in toolchain.missing_for_disk()
     assert kept.read_text().endswith(f"-o {os.devnull} -L/opt/aio -laio ")
+
+
+@pytest.mark.parametrize("offload", ["none", "disk"])
+def test_rank_says_that_compiling_takes_minutes_before_it_begins(tmp_path, monkeypatch, offload):
+    """The stand-in is where DeepSpeed compiles."""
+    generator = np.random.default_rng(1)
+    rows = [packed_row([8, 4], generator) for _ in range(4)]
+    data = write_data(tmp_path / "data", rows, rows[:2])
+    bench = Bench.make(tmp_path, data, training={"global_batch_size": 2, "max_steps": 2})
+    said = []
+
+    def ready(*_, **__):
+        raise KeyError(*said)
+
+    monkeypatch.setattr(setup, "make_ready", ready)
+    fresh()
+    with pytest.raises(KeyError) as stopped:
+        setup.set_up(
+            bench.config, data, BatchSettings(2, offload=offload), watch=Watch(warn=said.append)
+        )
+    told = [text for text in stopped.value.args if "async_io" in text]
+    assert len(told) == (offload == "disk")
+    assert all("compute.offload = disk" in text and "takes minutes" in text for text in told)
