@@ -9,6 +9,9 @@ import pytest
 pytest.register_assert_rewrite("support.times", "support.soak", "support.agreement")
 
 from support.command import Command  # noqa: E402  imports modules registered above
+from support.stores import empty_store, with_store  # noqa: E402
+
+__all__ = ["empty_store"]
 
 _LONGEST = (
     "test_automl",
@@ -39,13 +42,14 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def steadytrain(tmp_path):
-    return Command(tmp_path / "output")
+def steadytrain(tmp_path, empty_store):
+    """Return a command whose output has a store, which takes seconds to make, and no run."""
+    return Command(with_store(tmp_path / "output", empty_store))
 
 
 @pytest.fixture(scope="module")
-def shared_steadytrain(tmp_path_factory):
-    return Command(tmp_path_factory.mktemp("shared") / "output")
+def shared_steadytrain(tmp_path_factory, empty_store):
+    return Command(with_store(tmp_path_factory.mktemp("shared") / "output", empty_store))
 
 
 @pytest.fixture(scope="session")

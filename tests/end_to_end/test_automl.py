@@ -40,6 +40,7 @@ from support.label_sets import NAMES, labeled_table
 from support.label_sets import SETS as LABEL_SETS
 from support.plugins import install_example
 from support.searched import board_of, without_times
+from support.stores import with_store
 from support.tables import shipped, write_csv
 
 PROGRAM = (sys.executable, "-m", "steadytrain.pipelines", "automl")
@@ -59,8 +60,9 @@ def command(source, output, *more):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("automl")
+    with_store(folder / "whole", empty_store)
     source = write_csv(folder, shipped("wine"))
     done = subprocess.run(
         command(source, folder / "whole", "--json"), capture_output=True, text=True, check=False
@@ -199,9 +201,10 @@ HANGS = Family("stuck", {"model_type": "stuck"}, {"hangs": (0, {})})
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory):
+def odd(tmp_path_factory, empty_store):
     """Return the folder and the board of a search with odd families, where one class is rare."""
     folder = tmp_path_factory.mktemp("odd")
+    with_store(folder / "out", empty_store)
     site = folder / "site"
     info = site / "odd-1.0.dist-info"
     info.mkdir(parents=True)
@@ -540,11 +543,12 @@ def test_search_whose_processes_are_killed_at_20_moments_has_the_same_board_and_
     assert len(client.search_model_versions("name='wine'")) == 1
 
 
-def test_compiled_pipeline_whose_driver_is_killed_ends_as_the_quiet_command(place, steadytrain):
+def test_compiled_pipeline_whose_driver_is_killed_ends_as_the_quiet_command(
+    place, empty_store, steadytrain
+):
     folder, source, _ = place
-    output = folder / "compiled"
+    output = with_store(folder / "compiled", empty_store)
     # Pods reach what is on the volume.
-    output.mkdir()
     shared = shutil.copy(source, output)
     sets = [*SETS, f"data.source=[{shared}]", "data.target=target", f"output={output}"]
     sent = Submission.of("", sets, pipeline="automl")

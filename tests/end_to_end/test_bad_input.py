@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command import paused_rank
+from support.command import Command, paused_rank
 from support.ports import free_port
 
 HEAD = """
@@ -28,6 +28,12 @@ model:
   config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
            num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 64}
 """
+
+
+@pytest.fixture
+def steadytrain(tmp_path):
+    """Return a command without an output folder, which one that is refused must not make."""
+    return Command(tmp_path / "output")
 
 
 @pytest.fixture

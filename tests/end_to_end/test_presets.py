@@ -22,9 +22,6 @@ from steadytrain.components.shared.records import (
 
 from support.command import COMPILED, TINY_LM, TINY_RUN
 from support.selected import each
-from support.stores import empty_store
-
-__all__ = ["empty_store"]
 
 STEPS = ["preprocess", "train", "evaluate", "gate", "register"]
 RECORDS = [DataRecord, TrainRecord, EvaluationRecord, GateRecord, RegistrationRecord]
@@ -45,10 +42,8 @@ def registered(output, uri):
 
 
 @pytest.fixture(scope="module")
-def lm(shared_steadytrain, tmp_path_factory, empty_store):
-    """Train the first run of a small causal language model, in a store that took seconds."""
-    shared_steadytrain.output.mkdir()
-    (shared_steadytrain.output / "mlflow.db").write_bytes(empty_store.read_bytes())
+def lm(shared_steadytrain, tmp_path_factory):
+    """Train the first run of a small causal language model."""
     scratch = tmp_path_factory.mktemp("scratch")
     done = shared_steadytrain.run("causal-lm", *TINY_LM, TMPDIR=str(scratch))
     assert done.code == 0, done.out + done.err

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -47,6 +48,13 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             import_mlflow().MlflowClient(f"sqlite:///{making}").search_experiments()
             making.rename(path)
     return path
+
+
+def with_store(output: Path, store: Path) -> Path:
+    """Make an output folder with a copy of a store, and return the folder."""
+    output.mkdir(parents=True)
+    shutil.copyfile(store, output / "mlflow.db")
+    return output
 
 
 @dataclass
