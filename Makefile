@@ -52,8 +52,8 @@ test-all: test ## The other tests too: everything that a change must pass.
 	else echo "tests/cluster: skipped, since KUBECONFIG names no cluster"; fi
 
 tensorflow: .venv-tensorflow/.installed ## The tests of Keras again, with TensorFlow.
-	OMP_NUM_THREADS=1 .venv-tensorflow/bin/pytest -m "$(TIMELY)" \
-	  tests/unit/tabular/test_keras.py tests/end_to_end/test_keras.py
+	OMP_NUM_THREADS=1 .venv-tensorflow/bin/pytest -m "$(TIMELY)" tests/unit/tabular/test_keras.py
+	OMP_NUM_THREADS=1 .venv-tensorflow/bin/pytest -m long tests/end_to_end/test_keras.py
 
 # The last releases of each version of Kubeflow Trainer.
 TRAINER_APIS = 2.0.1 2.1.0 2.2.1 2.3.0

@@ -1,6 +1,6 @@
 """A network of Keras from a CSV file to a registered model: killed, resumed, and served elsewhere.
 
-`make test-all` runs it with JAX and, in an environment that has it, with TensorFlow.
+`make test-all` runs it with TensorFlow, and `make long` with JAX.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(json.dumps(mlflow.pyfunc.load_model(sys.argv[2]).predict(frame)["predictio
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
     steadytrain, tmp_path
 ):

@@ -16,7 +16,6 @@ from steadytrain.components.shared.records import DataRecord, RegistrationRecord
 from steadytrain.components.shared.workspace import Workspace
 
 from support.pictures import digits, write_folders
-from support.selected import each
 from support.training import events_of
 
 NEW = "the head is new, because model.base has 5 classes (0, 1, 2, 3, 4) and the data 3 (5, 6, 7)"
@@ -37,8 +36,8 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow
-@each("kind", list(MODELS), few=["vit"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", MODELS)
 def test_model_of_one_task_is_the_start_of_another(kind, steadytrain, tmp_path):
     images, labels = digits()
     low, high = labels < 5, (labels > 4) & (labels < 8)
