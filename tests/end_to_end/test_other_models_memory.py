@@ -23,6 +23,7 @@ from steadytrain.components.shared.events.types import (
 
 from support.forked import ForkedLauncher, train
 from support.scoring import save
+from support.selected import each
 from support.training import Bench, events_of, language_rows, losses_of, write_data
 
 LENGTH = 384
@@ -146,7 +147,8 @@ def test_one_of_two_ranks_splits_and_both_train_on(run):
     assert losses_of(short.workspace) == pytest.approx(losses_of(whole.workspace), rel=1e-5)
 
 
-@both
+# tests/end_to_end/test_curricula.py kills a pass that scores.
+@each("kind", ["scoring", "answering"], few=["answering"])
 def test_a_killed_pass_continues_with_the_same_bits_and_so_does_another_micro_batch(
     run, short, kind
 ):

@@ -25,6 +25,7 @@ from steadytrain.components.shared.workspace import Workspace
 from support.command import TINY_MODEL, TINY_RUN, Command, paused_rank
 from support.plugins import install_example
 from support.snippets import ROOT, blocks
+from support.stores import with_store
 from support.training import losses_of
 
 FEATURES = ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6"]
@@ -40,10 +41,10 @@ CONFIG = {
     },
     "model": {"config": {"model_type": "perceptron", "hidden": 16}},
     "training": {
-        "max_steps": 1500,
+        "max_steps": 300,
         "global_batch_size": 32,
-        "learning_rate": 0.003,
-        "eval_steps": 300,
+        "learning_rate": 0.015,
+        "eval_steps": 100,
         "save_steps": 100,
         "logging_steps": 100,
     },
@@ -75,9 +76,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(folder, installed):
+def finished(folder, installed, empty_store):
     """An undisturbed run."""
-    done = Command(folder / "undisturbed").run("diabetes.yaml", **installed)
+    steadytrain = Command(with_store(folder / "undisturbed", empty_store))
+    done = steadytrain.run("diabetes.yaml", **installed)
     assert done.code == 0, done.out + done.err
     return done
 
@@ -162,7 +164,7 @@ def test_killed_run_ends_with_the_same_weights(folder, finished, installed):
 
 def test_second_model_is_gated_against_the_first(folder, finished, installed):
     second = Command(finished.output).run(
-        "diabetes.yaml", "training.max_steps=300", "run=second", **installed
+        "diabetes.yaml", "training.max_steps=100", "run=second", **installed
     )
     assert second.code == 0, second.out + second.err
     assert "rmse" in second.out
