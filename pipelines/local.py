@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
+from steadytrain.components.shared.errors import RunBusy, SteadytrainError, Stopped, StorageError
 from steadytrain.components.shared.events import Cursor, Event, Sink
 from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.lease import is_held
@@ -27,8 +27,12 @@ from steadytrain.components.shared.records import GateRecord
 from steadytrain.components.shared.stopping import stop_signals
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import Late, load_task
 from steadytrain.components.train.agent.processes import is_stopped
+from steadytrain.components.train.framework.ensemble import ENSEMBLE, members_of
+from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.recovery.takeover import check_continues
+from steadytrain.components.train.step import load_trainer
 from steadytrain.pipelines.runs import holder
 from steadytrain.pipelines.step_processes import StepProcesses, died
 from steadytrain.pipelines.step_template import CLOSING
@@ -275,6 +279,26 @@ class _Suspended:
             stream.emit(Warned(stage="pipeline", message=message))
 
 
+def _imports(config: RunConfig) -> dict[str, Sequence[str]]:
+    """Return what to import while a step runs, so that the steps after it begin at once.
+
+    While the data is prepared, that is what ranks need; with another framework, whose rank is
+    started as a new program, it is what scores its model, while that learns.
+    """
+    if config.model.framework == "pytorch":
+        return {"preprocess": RANK_IMPORTS}
+    result = list[str]()
+    # A step reports what is wrong with the configuration.
+    with contextlib.suppress(SteadytrainError):
+        packager = load_task(config.data.task).packager
+        if isinstance(packager, Late):
+            result.append(packager.address.partition(":")[0])
+        is_ensemble = config.model.framework == ENSEMBLE
+        for part in members_of(config) if is_ensemble else [config.model]:
+            result += getattr(load_trainer(part.framework), "learned_with", ())
+    return {"train": result}
+
+
 def _execute(
     config: RunConfig,
     workspace: Workspace,
@@ -285,12 +309,15 @@ def _execute(
     """Run the steps. Return the exit status of the first that failed, 1 after a stop, or 0."""
     workspace.logs.mkdir(parents=True, exist_ok=True)
     LocalStorage(workspace.logs).write(_CONFIG, config.to_saved())
-    trains = config.model.framework == "pytorch" and not workspace.record("train").exists()
     if interrupts.number is not None:
         return 1
     # The steps hold the lock too. The run is free once the last of them has ended.
     processes = StepProcesses(
-        workspace, workspace.logs / _CONFIG, also_hold=[lock], trains=trains, on_poll=on_poll
+        workspace,
+        workspace.logs / _CONFIG,
+        also_hold=[lock],
+        imports={} if workspace.record("train").exists() else _imports(config),
+        on_poll=on_poll,
     )
     try:
         with interrupts.passed_to(processes):

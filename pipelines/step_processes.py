@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from steadytrain.components.report.story import executions
@@ -24,11 +25,9 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.fork_server import LIFELINE, OUTPUT, ForkServer, Served
 from steadytrain.components.train.agent.processes import KILL_SECONDS, MARK, end_processes
-from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.pipelines.step_template import CLOSING, PROGRAM
 from steadytrain.pipelines.unexpected import memory_limit
 
-_BEFORE_TRAINING = "preprocess"
 _OUTPUT_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _REMEDY = "the same command continues the run where it stopped"
@@ -45,7 +44,7 @@ class StepProcesses:
         workspace: the run's; a step that was killed is recorded in its events.
         config: file with the run's configuration.
         also_hold: descriptors that every step inherits.
-        trains: whether to import what training needs while the data is prepared.
+        imports: modules by step. While it runs, they are imported for the steps after it.
         on_poll: called again and again while a step runs.
     """
 
@@ -55,7 +54,7 @@ class StepProcesses:
         config: Path,
         also_hold: Sequence[int] = (),
         *,
-        trains: bool = False,
+        imports: Mapping[str, Sequence[str]] = MappingProxyType({}),
         on_poll: Callable[[], object] = lambda: None,
     ) -> None:
         self._workspace, self._config, self._also_hold = workspace, config, tuple(also_hold)
@@ -63,7 +62,7 @@ class StepProcesses:
         self._log_to = open_log(workspace.logs / "pipeline.log")
         self._steps, self._closing = Lifeline(), Lifeline()
         self._template = self._new_template()
-        self._trains = trains
+        self._imports = imports
         self._step: int | None = None
         self._stopped = False
         self._killed: float | None = None
@@ -113,7 +112,7 @@ class StepProcesses:
                 [name, str(self._config)],
                 {**os.environ, MARK: str(self._workspace.folder)},
                 descriptors={OUTPUT: writing, LIFELINE: line.descriptor},
-                imports=RANK_IMPORTS if self._trains and name == _BEFORE_TRAINING else (),
+                imports=self._imports.get(name, ()),
             )
         finally:
             os.close(writing)

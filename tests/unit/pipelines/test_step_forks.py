@@ -21,7 +21,6 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import processes as killing
 from steadytrain.components.train.agent.fork_server import LIFELINE, ForkServer
 from steadytrain.components.train.agent.processes import alive
-from steadytrain.pipelines import step_processes
 from steadytrain.pipelines.step_processes import StepProcesses, died
 
 from support.command import wait_for
@@ -89,7 +88,6 @@ PIPELINE = """
 import pathlib, signal, sys
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import processes as killing
-from steadytrain.pipelines import step_processes
 step_processes.KILL_SECONDS = killing.KILL_SECONDS = 1.0
 workspace = Workspace(pathlib.Path(sys.argv[1]), "tiny")
 processes = step_processes.StepProcesses(workspace, pathlib.Path(sys.argv[2]))
@@ -293,9 +291,9 @@ def test_no_process_is_left_at_the_end(processes):
 def training(own_steps, tmp_path, monkeypatch):
     """Processes of a run that trains, with one slow import in place of torch."""
     (tmp_path / "slow_import.py").write_text(SLOW)
-    monkeypatch.setattr(step_processes, "RANK_IMPORTS", ("slow_import",))
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    made = StepProcesses(Workspace(tmp_path, "tiny"), own_steps, trains=True)
+    imports = {"preprocess": ["slow_import"]}
+    made = StepProcesses(Workspace(tmp_path, "tiny"), own_steps, imports=imports)
     yield made
     made.close()
 
