@@ -21,9 +21,9 @@ from steadytrain.components.tune.history import History, Trial
 
 UNIT_SECONDS: Final = 1.5
 """What a unit takes beside learning, as measured on one core."""
-_FINISH: Final = 19.0
+_FINISH: Final = 13.0
 """How many times as long the winner's run takes, beside learning and preparing the data."""
-_AGAIN: Final = 6.0
+_AGAIN: Final = 4.5
 """How many times as long that takes as a command until its first unit. Both are mostly imports, so
 this tells how fast the machine is before a unit has ended."""
 _OVERRUN: Final = 10.0
@@ -248,9 +248,10 @@ class TimeLimit:
         overhead = self._overhead(walls)
         members = {index: self._unit(index, walls) for index in self._chosen[1]} | dict(more or {})
         learning = sum(max(0.0, unit - overhead) for unit in members.values())
-        first = self._history.trials[0].wall if walls else 0.0
-        prepared = max(0.0, first - overhead)
-        again = max(_FINISH * overhead + prepared, _AGAIN * self._began(elapsed))
+        first, began = self._history.trials[0].wall if walls else 0.0, self._began(elapsed)
+        # The first unit also waits for a server, which imports about as long as the command does.
+        prepared = max(0.0, first - overhead - began)
+        again = max(_FINISH * overhead + prepared, _AGAIN * began)
         return learning * self._more + again + self._board
 
     def _began(self, elapsed: float) -> float:

@@ -1,5 +1,6 @@
-"""A study in MLflow: one run for the study, and one nested run for each trial.
+"""A study in MLflow: one run for the study, and one nested run for each trial that was started.
 
+Those that were not are a number in a tag of the study: a search out of time leaves out hundreds.
 Everything follows from the study's history. A note in the study's folder remembers each MLflow run
 and what was sent to it, so a driver that starts again sends only what is missing. A thread sends,
 so a server that hangs never delays the study.
@@ -51,8 +52,9 @@ _STATUS: Final = {
     "finished": "FINISHED",
     "discarded": "KILLED",
     "failed": "FAILED",
-    "skipped": "KILLED",
 }
+_SKIPPED: Final = "skipped"
+"""The status of a trial that was not started."""
 _EVERY_SECONDS: Final = 2.0
 
 
@@ -145,13 +147,14 @@ class StudyTracker:
 
     def resumed(self, study: Study) -> None:
         self._want({STUDY: _of_study(study, "RUNNING")})
-        self._want({_note(trial): _of_trial(study, trial) for trial in study.history.trials})
+        self._want_all(study)
 
     def started(self, study: Study, trial: Trial) -> None:
         self._want({_note(trial): _of_trial(study, trial)})
 
     def ended(self, study: Study, trial: Trial) -> None:
-        self._want({_note(trial): _of_trial(study, trial), STUDY: _of_study(study, "RUNNING")})
+        trials = {_note(trial): _of_trial(study, trial)} if trial.status != _SKIPPED else {}
+        self._want({**trials, STUDY: _of_study(study, "RUNNING")})
 
     def close(self, study: Study, *, ok: bool) -> None:
         """Send what is missing within a few seconds. A later driver sends the rest.
@@ -159,7 +162,7 @@ class StudyTracker:
         Args:
             ok: whether the study is complete, and was not stopped.
         """
-        self._want({_note(trial): _of_trial(study, trial) for trial in study.history.trials})
+        self._want_all(study)
         self._want({STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
         self._is_closing = True
         self._sink.close()
@@ -183,6 +186,10 @@ class StudyTracker:
         with tracking_errors(self._tracking.uri):
             adopt_runs(self._tracking, self._workspace)
         return self
+
+    def _want_all(self, study: Study) -> None:
+        started = [trial for trial in study.history.trials if trial.status != _SKIPPED]
+        self._want({_note(trial): _of_trial(study, trial) for trial in started})
 
     def _want(self, found: Mapping[str, Sent]) -> None:
         with self._lock:
@@ -264,6 +271,9 @@ def _of_study(study: Study, status: str) -> Sent:
             "mlflow.source.name": "steadytrain",
             "steadytrain.study": study_name(study.config),
             "steadytrain.trials": str(len(study.history.trials)),
+            "steadytrain.trials_not_started": str(
+                sum(trial.status == _SKIPPED for trial in study.history.trials)
+            ),
             **tags,
         },
     )

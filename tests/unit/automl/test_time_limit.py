@@ -141,7 +141,7 @@ def test_no_unit_begins_that_does_not_end_and_the_winner_has_its_time(
     assert not study.running
     assert {trial.status for trial in trials} <= {"finished", "skipped"}
     assert any(trial.status == "skipped" for trial in trials) == (len(whole(study)) < 8)
-    winner = 0.1 * families()["linear"].seconds * FOLDS / (FOLDS - 1) + 19 * BESIDE
+    winner = 0.1 * families()["linear"].seconds * FOLDS / (FOLDS - 1) + 13 * BESIDE
     assert study.elapsed + winner < seconds * 1.02
     for trial in trials:
         if trial.status == "skipped":
@@ -243,7 +243,7 @@ def test_first_preparation_has_the_time_of_the_search(monkeypatch):
     config = search_with("automl.budget.parallel=1", "automl.budget.hours=0.5")
     machine = Machine(monkeypatch, lambda _: 5.0, preparing=1e9)
     study = driven(config, MemoryLog(), machine, starting=10.0)
-    assert 1730 < study.elapsed < 1741
+    assert 1745 < study.elapsed < 1756
     # With more hours, it goes on.
     assert (machine.stopped, [*study.running]) == ([], [0])
 
@@ -275,12 +275,12 @@ def test_machine_that_starts_slowly_gets_as_much_time_for_the_winner(monkeypatch
     config = search_with("automl.budget.parallel=1", "automl.budget.hours=0.05")
     machine = Machine(monkeypatch, lambda _: 2.0)
     study = driven(config, MemoryLog(), machine, starting=70.0)
-    # Seventy seconds of 180: six times as many are not left.
+    # Seventy seconds of 180: 4.5 times as many are not left.
     assert (study.history.trials, 70 <= study.elapsed < 71) == ([], True)
     longer = search_with("automl.budget.parallel=1", "automl.budget.hours=0.1")
     study = driven(longer, MemoryLog(), Machine(monkeypatch, lambda _: 8.0), starting=30.0)
     assert study.history.trials[0].began == pytest.approx(30.0)
-    assert 140 < study.elapsed < 181
+    assert 180 < study.elapsed < 226
 
 
 def test_first_configuration_is_whole_even_if_what_follows_has_no_time(monkeypatch):

@@ -133,3 +133,18 @@ def test_trial_whose_note_is_lost_is_not_created_again(store):
     kept = {noted.info.run_id, double.info.run_id} & {it.info.run_id for it in mine}
     assert len(mine) == len(kept) == 1
     assert recall(tracker._workspace, "trial-000001") in kept
+
+
+def test_trial_that_was_not_started_is_only_counted(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config = settings_of(tmp_path)
+    study = Study(config, MemoryLog())
+    drive(study, SyntheticTrials(World()), Quiet(), lambda: None, poll_seconds=0)
+    study.history.trials[4].status = "skipped"
+    StudyTracker(config, every_seconds=60).close(study, ok=True)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    found = client.search_runs([client.get_experiment_by_name("steadytrain").experiment_id])
+    runs = {run.info.run_name: run for run in found}
+    assert {*runs} == {study_name(config), *(f"trial {n}" for n in (0, 1, 2, 3, 5))}
+    assert runs[study_name(config)].data.tags["steadytrain.trials_not_started"] == "1"
