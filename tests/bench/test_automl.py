@@ -223,6 +223,7 @@ def test_search_keeps_its_time(tables, tmp_path, limit):
         assert "automl.budget.hours" in done.stderr
 
 
+@pytest.mark.timeout(0)  # four searches for each table
 def test_search_against_other_searches(peers, tables, tmp_path):
     pythons, lines = peers, []
     for name in TABLES:

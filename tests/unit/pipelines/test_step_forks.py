@@ -88,6 +88,7 @@ PIPELINE = """
 import pathlib, signal, sys
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import processes as killing
+from steadytrain.pipelines import step_processes
 step_processes.KILL_SECONDS = killing.KILL_SECONDS = 1.0
 workspace = Workspace(pathlib.Path(sys.argv[1]), "tiny")
 processes = step_processes.StepProcesses(workspace, pathlib.Path(sys.argv[2]))
