@@ -29,10 +29,8 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Late, load_task
 from steadytrain.components.train.agent.processes import is_stopped
-from steadytrain.components.train.framework.ensemble import ENSEMBLE, members_of
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.recovery.takeover import check_continues
-from steadytrain.components.train.step import load_trainer
 from steadytrain.pipelines.runs import holder
 from steadytrain.pipelines.step_processes import StepProcesses, died
 from steadytrain.pipelines.step_template import CLOSING
@@ -287,6 +285,10 @@ def _imports(config: RunConfig) -> dict[str, Sequence[str]]:
     """
     if config.model.framework == "pytorch":
         return {"preprocess": RANK_IMPORTS}
+    # Imported late, because they import NumPy.
+    from steadytrain.components.train.framework.ensemble import ENSEMBLE, members_of
+    from steadytrain.components.train.step import load_trainer
+
     result = list[str]()
     # A step reports what is wrong with the configuration.
     with contextlib.suppress(SteadytrainError):

@@ -117,7 +117,7 @@ def summary(study: Study, board: Board | None) -> dict[str, Any]:
         "trials": len(history.trials),
         "trials_completed": finished,
         "trials_failed": history.failed,
-        "trials_not_started": sum(trial.status == "skipped" for trial in history.trials),
+        "trials_not_started": history.not_started,
         "seconds": round(history.seconds, 3),
         "wall_seconds": history.elapsed,
         "usd": study.usd(study.hours),

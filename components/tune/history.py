@@ -124,6 +124,11 @@ class History:
         self.failed = 0
         self.records = 0
 
+    @property
+    def not_started(self) -> int:
+        """How many trials were left out, such as those of a search that is out of time."""
+        return sum(trial.status == "skipped" for trial in self.trials)
+
     def apply(self, record: Record) -> None:
         """Take in the next record.
 

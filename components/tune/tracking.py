@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,8 +53,6 @@ _STATUS: Final = {
     "discarded": "KILLED",
     "failed": "FAILED",
 }
-_SKIPPED: Final = "skipped"
-"""The status of a trial that was not started."""
 _EVERY_SECONDS: Final = 2.0
 
 
@@ -147,14 +145,14 @@ class StudyTracker:
 
     def resumed(self, study: Study) -> None:
         self._want({STUDY: _of_study(study, "RUNNING")})
-        self._want_all(study)
+        self._want_started(study, study.history.trials)
 
     def started(self, study: Study, trial: Trial) -> None:
         self._want({_note(trial): _of_trial(study, trial)})
 
     def ended(self, study: Study, trial: Trial) -> None:
-        trials = {_note(trial): _of_trial(study, trial)} if trial.status != _SKIPPED else {}
-        self._want({**trials, STUDY: _of_study(study, "RUNNING")})
+        self._want_started(study, [trial])
+        self._want({STUDY: _of_study(study, "RUNNING")})
 
     def close(self, study: Study, *, ok: bool) -> None:
         """Send what is missing within a few seconds. A later driver sends the rest.
@@ -162,7 +160,7 @@ class StudyTracker:
         Args:
             ok: whether the study is complete, and was not stopped.
         """
-        self._want_all(study)
+        self._want_started(study, study.history.trials)
         self._want({STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
         self._is_closing = True
         self._sink.close()
@@ -187,8 +185,8 @@ class StudyTracker:
             adopt_runs(self._tracking, self._workspace)
         return self
 
-    def _want_all(self, study: Study) -> None:
-        started = [trial for trial in study.history.trials if trial.status != _SKIPPED]
+    def _want_started(self, study: Study, trials: Sequence[Trial]) -> None:
+        started = [trial for trial in trials if trial.status != "skipped"]
         self._want({_note(trial): _of_trial(study, trial) for trial in started})
 
     def _want(self, found: Mapping[str, Sent]) -> None:
@@ -271,9 +269,7 @@ def _of_study(study: Study, status: str) -> Sent:
             "mlflow.source.name": "steadytrain",
             "steadytrain.study": study_name(study.config),
             "steadytrain.trials": str(len(study.history.trials)),
-            "steadytrain.trials_not_started": str(
-                sum(trial.status == _SKIPPED for trial in study.history.trials)
-            ),
+            "steadytrain.trials_not_started": str(study.history.not_started),
             **tags,
         },
     )

@@ -157,9 +157,7 @@ def settled_run(
         mark = _mark(workspace, note)
         runs = _marked(tracking, f"= '{mark}'")
         if not runs:
-            created = tracking.client.create_run(
-                tracking.experiment_id, start_time, {MARK: mark, **(tags or {})}, run_name
-            )
+            created = _create(tracking, mark, run_name, start_time, tags or {})
             # Without a response, MLflow retries by itself, so there may be two runs now.
             runs = _marked(tracking, f"= '{mark}'") or [created]
         run_id, *doubles = sorted(str(run.info.run_id) for run in runs)
@@ -177,9 +175,7 @@ def new_run(
     For many runs of one process, which calls `adopt_runs` before the first and after the last.
     """
     with exclusive(workspace, "creating"):
-        run = tracking.client.create_run(
-            tracking.experiment_id, None, {MARK: _mark(workspace, note), **tags}, run_name
-        )
+        run = _create(tracking, _mark(workspace, note), run_name, None, tags)
         remember(workspace, note, run.info.run_id)
         return run
 
@@ -198,6 +194,13 @@ def adopt_runs(tracking: Tracking, workspace: Workspace) -> None:
                 remember(workspace, note, run.info.run_id)
             elif known != run.info.run_id:
                 tracking.client.delete_run(run.info.run_id)
+
+
+def _create(
+    tracking: Tracking, mark: str, name: str, start_time: int | None, tags: Mapping[str, str]
+) -> Run:
+    experiment, tags = tracking.experiment_id, {MARK: mark, **tags}
+    return tracking.client.create_run(experiment, start_time, tags, name)
 
 
 def _marked(tracking: Tracking, condition: str) -> list[Any]:
