@@ -60,7 +60,7 @@ def command(source, output, *more):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, empty_store):
+def finished_search(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("automl")
     with_store(folder / "whole", empty_store)
     source = write_csv(folder, shipped("wine"))
@@ -71,8 +71,8 @@ def place(tmp_path_factory, empty_store):
     return folder, source, json.loads(done.stdout)
 
 
-def test_search_ends_with_a_model_that_is_judged_once(place):
-    folder, _, told = place
+def test_search_ends_with_a_model_that_is_judged_once(finished_search):
+    folder, _, told = finished_search
     board = board_of(folder / "whole")
     assert told["study"] == board["study"]
     assert (board["trials"], board["trials_completed"], board["trials_failed"]) == (12, 12, 0)
@@ -98,8 +98,8 @@ def test_search_ends_with_a_model_that_is_judged_once(place):
     assert scores == sorted(scores)
 
 
-def test_report_shows_the_board_and_the_test_side(place):
-    folder, _, told = place
+def test_report_shows_the_board_and_the_test_side(finished_search):
+    folder, _, told = finished_search
     study = folder / "whole" / "studies" / told["study"]
     page = (study / "report.html").read_text()
     for row in told["configurations"]:
@@ -137,8 +137,8 @@ def test_report_shows_the_board_and_the_test_side(place):
             assert np.mean([it[name] for it in own]) == pytest.approx(row[name])
 
 
-def test_scores_are_the_losses_of_records_that_were_held_out(place):
-    folder, _, told = place
+def test_scores_are_the_losses_of_records_that_were_held_out(finished_search):
+    folder, _, told = finished_search
     study = folder / "whole" / "studies" / told["study"]
     for row in told["configurations"]:
         number = ["dummy", "linear", "LightGBM, its defaults"].index(row["name"])
@@ -154,9 +154,9 @@ def test_scores_are_the_losses_of_records_that_were_held_out(place):
 
 
 @pytest.fixture(scope="module")
-def repeated(place):
+def repeated(finished_search):
     """A search of two configurations on two divisions into 4 folds."""
-    folder, source, _ = place
+    folder, source, _ = finished_search
     output = folder / "repeated"
     done = subprocess.run(
         command(source, output, *REPEATED), capture_output=True, text=True, check=False
@@ -315,8 +315,8 @@ def inputs_of(tables):
 
 
 @pytest.mark.long
-def test_killed_search_on_repeated_folds_has_the_same_board(place, repeated):
-    folder, source, _ = place
+def test_killed_search_on_repeated_folds_has_the_same_board(finished_search, repeated):
+    folder, source, _ = finished_search
     output = folder / "repeated-killed"
     driver = subprocess.Popen(
         command(source, output, *REPEATED), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -395,8 +395,8 @@ def board_with(folder, source, *limits, units=12):
 
 
 @pytest.mark.long
-def test_interpretable_search_ends_with_one_linear_model(place):
-    folder, source, _ = place
+def test_interpretable_search_ends_with_one_linear_model(finished_search):
+    folder, source, _ = finished_search
     found = board_with(folder / "plain", source, "automl.constraints.interpretable=true")
     assert {row["family"] for row in found["configurations"]} == {"dummy", "linear"}
     ((name, share),) = found["best_params"].items()
@@ -409,8 +409,8 @@ def test_interpretable_search_ends_with_one_linear_model(place):
 
 
 @pytest.mark.long
-def test_model_that_is_too_large_is_shown_and_left_out(place):
-    folder, source, _ = place
+def test_model_that_is_too_large_is_shown_and_left_out(finished_search):
+    folder, source, _ = finished_search
     found = board_with(folder / "small", source, "automl.constraints.model_mb=0.2", units=16)
     rows = {row["name"]: row for row in found["configurations"]}
     assert rows["extra trees"]["size_mb"] > 0.2
@@ -424,8 +424,8 @@ def test_model_that_is_too_large_is_shown_and_left_out(place):
 
 
 @pytest.mark.long
-def test_limit_on_latency_that_no_model_keeps_ends_with_the_reason(place):
-    folder, source, _ = place
+def test_limit_on_latency_that_no_model_keeps_ends_with_the_reason(finished_search):
+    folder, source, _ = finished_search
     limit = "automl.constraints.latency_ms=1e-6"
     done = subprocess.run(
         command(source, folder / "fast", "--set", limit),
@@ -444,8 +444,8 @@ def test_limit_on_latency_that_no_model_keeps_ends_with_the_reason(place):
 
 @pytest.mark.long
 @pytest.mark.parametrize("moments", [(6,), (0, 9)], ids=str)
-def test_driver_that_is_killed_ends_with_the_same_board(place, moments):
-    folder, source, _ = place
+def test_driver_that_is_killed_ends_with_the_same_board(finished_search, moments):
+    folder, source, _ = finished_search
     output = folder / f"killed {len(moments)}"
     for finished in moments:
         driver = subprocess.Popen(
@@ -516,8 +516,10 @@ class Killed:
 
 
 @pytest.mark.long
-def test_search_whose_processes_are_killed_at_20_moments_has_the_same_board_and_model(place):
-    folder, source, told = place
+def test_search_whose_processes_are_killed_at_20_moments_has_the_same_board_and_model(
+    finished_search,
+):
+    folder, source, told = finished_search
     output, delay = folder / "often", random.Random(0)
     search = Killed(command(source, output), output, told["study"])
     search.start()
@@ -544,9 +546,9 @@ def test_search_whose_processes_are_killed_at_20_moments_has_the_same_board_and_
 
 
 def test_compiled_pipeline_whose_driver_is_killed_ends_as_the_quiet_command(
-    place, empty_store, steadytrain
+    finished_search, empty_store, steadytrain
 ):
-    folder, source, _ = place
+    folder, source, _ = finished_search
     output = with_store(folder / "compiled", empty_store)
     # Pods reach what is on the volume.
     shared = shutil.copy(source, output)
