@@ -416,7 +416,6 @@ def shared_imports(config: RunConfig) -> list[str]:
         "pyarrow.parquet",
         "steadytrain.components.series.errors",
         "steadytrain.components.tabular.explained",
-        "steadytrain.components.tabular.explained",
         "steadytrain.components.tasks.built_in",
         "steadytrain.components.train.framework.ensemble",
     ]

@@ -218,10 +218,10 @@ class Preparation:
         """Return the matrix as a pandas.DataFrame with whole numbers for categories, or -1."""
         import pandas as pd
 
-        frame = pd.DataFrame(matrix)
+        columns = dict(enumerate(matrix.T))
         for index in self.categories:
-            frame[index] = frame[index].fillna(-1).astype(np.int64)
-        return frame
+            columns[index] = np.where(np.isnan(columns[index]), -1, columns[index]).astype(np.int64)
+        return pd.DataFrame(columns)
 
     def matrix(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
         """Return (records, columns) in float64, with NaN where there is no value.

@@ -10,6 +10,7 @@ for any run. So a trial that pauses, ends or is stopped frees its nodes at once.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -355,15 +356,20 @@ def search(
     folder = study_folder(config)
     inputs = inputs_of(config).digest() if data is None else data.inputs_digest
     config = with_steps(config, log, folder, notify, data)
-    study = Study(config, log, first=first, design=design, inputs=inputs)
-    if study.out_of_time and not study.history.trials:
-        # Nothing can begin, so nothing is prepared.
-        return study
-    _lose_damaged(study, folder, notify)
-    if data is not None:
-        share_data(folder, config, data)
     shared = [*imports_of(config, scored=is_cross_validation(config)), *imports]
     trials = trials_for(folder, config, notify, shared)
+    with contextlib.ExitStack() as unused:
+        unused.callback(trials.close)
+        # A search reads its table to divide it.
+        trials.warm_up(config.compute)
+        study = Study(config, log, first=first, design=design, inputs=inputs)
+        if study.out_of_time and not study.history.trials:
+            # Nothing can begin, so nothing is prepared.
+            return study
+        _lose_damaged(study, folder, notify)
+        if data is not None:
+            share_data(folder, config, data)
+        unused.pop_all()
     try:
         with stoppable() as stopping, tracked(study, watcher) as watchers:
             drive(study, trials, watchers, stopping.check)

@@ -53,7 +53,8 @@ _STATUS: Final = {
     "discarded": "KILLED",
     "failed": "FAILED",
 }
-_EVERY_SECONDS: Final = 2.0
+_EVERY_SECONDS: Final = 10.0
+"""How long changes are collected: units of a search take seconds, and each is then sent once."""
 
 
 class StudyWorkspace(Workspace):

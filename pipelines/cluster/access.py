@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from steadytrain.components.shared.cluster import connect
-from steadytrain.components.shared.kubeflow.client import NAMESPACE_VARIABLE
+from steadytrain.components.shared.kubeflow.variables import NAMESPACE_VARIABLE
 
 APPLY: Final = "kubectl apply -k manifests/overlays/standalone (in a profile: kubeflow-profile)"
 """The fix for everything that the manifests provide."""

@@ -19,8 +19,8 @@ from steadytrain.components.shared.cluster import POD, Refused, connect
 from steadytrain.components.shared.cluster import Cluster as OneNamespace
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, TrackingError
-from steadytrain.components.shared.kubeflow.client import HOST_VARIABLE
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_pipelines
+from steadytrain.components.shared.kubeflow.variables import HOST_VARIABLE
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import open_storage
 from steadytrain.components.shared.tracking.connect import (

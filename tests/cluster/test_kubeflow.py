@@ -21,8 +21,8 @@ from steadytrain.components.shared.events.types import (
     StepStarted,
     TrainingStep,
 )
-from steadytrain.components.shared.kubeflow.client import HOST_VARIABLE
 from steadytrain.components.shared.kubeflow.connection import connect
+from steadytrain.components.shared.kubeflow.variables import HOST_VARIABLE
 from steadytrain.components.train.launch.job import TRAIN_JOB
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
 from steadytrain.pipelines import cli

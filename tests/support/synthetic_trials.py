@@ -58,6 +58,9 @@ class SyntheticTrials:
         self.random = random.Random(seed)
         self.closed = False
 
+    def warm_up(self, compute):
+        pass
+
     def train(self, number, config, until):
         world = self.world
         assert world.configs.setdefault(number, config) == config

@@ -46,7 +46,7 @@ _NOT_DECIMAL: Final = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+:.*)\Z")
 """010 and 1:30, which YAML 1.1 takes for 8 and 90, and nobody means that."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     """Quotes text that this module's loader would take for a number."""
 
 

@@ -19,15 +19,12 @@ from urllib3 import exceptions as failures
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.http_client import LimitExceeded, limit
-
-HOST_VARIABLE: Final = "KF_PIPELINES_ENDPOINT"
-UI_VARIABLE: Final = "KF_PIPELINES_UI_ENDPOINT"
-NAMESPACE_VARIABLE: Final = "KFP_NAMESPACE"
-TOKEN_VARIABLE: Final = "KFP_EXISTING_TOKEN"
-TOKEN_FILE_VARIABLE: Final = "KF_PIPELINES_SA_TOKEN_PATH"
-COOKIE_VARIABLE: Final = "KFP_COOKIE"
-CA_VARIABLE: Final = "SSL_CERT_FILE"
-
+from steadytrain.components.shared.kubeflow.variables import (
+    CA_VARIABLE,
+    COOKIE_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 _TOKEN_FILE: Final = "/var/run/secrets/kubeflow/pipelines/token"
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.kubeflow.client import (
+from steadytrain.components.shared.kubeflow.variables import (
     COOKIE_VARIABLE,
     HOST_VARIABLE,
     NAMESPACE_VARIABLE,

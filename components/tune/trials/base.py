@@ -78,6 +78,13 @@ class Trials(Protocol):
     Every method may be called again after the driver died, and by another process than before.
     """
 
+    def warm_up(self, compute: ComputeConfig) -> None:
+        """Begin the imports that trials share, while the driver has other work.
+
+        Raises:
+            BadInput: the machine has too few GPUs for the trials.
+        """
+
     def train(self, number: int, config: RunConfig, until: int) -> None:
         """Train a trial until a step in the background. Do nothing if that is already going on.
 
@@ -184,12 +191,17 @@ def imports_of(config: RunConfig, *, scored: bool) -> list[str]:
     """Return the modules that the trials of a study on this machine share.
 
     Args:
-        scored: whether trials score a fold.
+        scored: whether each trial holds out a fold, and scores it.
     """
     result = [*getattr(load_trainer(config.model.framework), "imports", RANK_IMPORTS)]
-    scorer = load_task(config.data.task).scorer
-    if scored and isinstance(scorer, Late):
-        result += ["steadytrain.components.evaluate.scoring", scorer.address.partition(":")[0]]
+    if scored:
+        # Every fold is prepared, by the first trial that holds it out.
+        result += [
+            "steadytrain.components.preprocess.step",
+            "steadytrain.components.evaluate.scoring",
+        ]
+        if isinstance(scorer := load_task(config.data.task).scorer, Late):
+            result.append(scorer.address.partition(":")[0])
     return result
 
 

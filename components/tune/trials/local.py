@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config import ComputeConfig, RunConfig, load
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Remark
@@ -40,7 +40,7 @@ from steadytrain.components.tune.trials.process import PROGRAM, report_failure, 
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""
 _POLL_SECONDS = 0.02
-_MEASURE_SECONDS = 0.5
+_MEASURE_SECONDS = 1.0
 """How often the memory of a trial is measured."""
 _STARTS = 3
 """How many templates in a row may die before they are ready."""
@@ -190,6 +190,10 @@ class LocalTrials:
             self._free = self._slots(number)
         self._follow()
 
+    def warm_up(self, compute: ComputeConfig) -> None:
+        trials_of(self.study).mkdir(parents=True, exist_ok=True)
+        self._ready_template(self.ranks.slots(compute)[0].threads)
+
     def state(self, number: int) -> TrialState:
         self._follow()
         if number in self._trials:
@@ -282,22 +286,26 @@ class LocalTrials:
         folder, study = self._folder(number), str(self.study)
         if _slot_of(folder) != slot:
             slot.save(folder.slot)
-        environment = {**os.environ, MARK: str(trials_of(self.study))}
-        template = self._template
-        if template is None or not template.alive:
-            self._check_starts()
-            template = self._template = self._new_template(environment, slot.threads)
         arguments = [study, str(number), str(trial.until), str(self.linger_seconds)]
-        trial.fork = template.request(arguments, {**environment, **slot.environment}, folder.log)
+        environment = {**self._environment, **slot.environment}
+        trial.fork = self._ready_template(slot.threads).request(arguments, environment, folder.log)
 
-    def _new_template(self, environment: Mapping[str, str], threads: int) -> ForkServer:
-        with os.fdopen(open_log(template_log(self.study)), "ab") as log:
-            return ForkServer.start(
-                PROGRAM,
-                self.ranks.imports,
-                environment={**environment, "OMP_NUM_THREADS": str(threads)},
-                output=log.fileno(),
-            )
+    @property
+    def _environment(self) -> Mapping[str, str]:
+        return {**os.environ, MARK: str(trials_of(self.study))}
+
+    def _ready_template(self, threads: int) -> ForkServer:
+        """Return the template, which is started unless it is there."""
+        if self._template is None or not self._template.alive:
+            self._check_starts()
+            with os.fdopen(open_log(template_log(self.study)), "ab") as log:
+                self._template = ForkServer.start(
+                    PROGRAM,
+                    self.ranks.imports,
+                    environment={**self._environment, "OMP_NUM_THREADS": str(threads)},
+                    output=log.fileno(),
+                )
+        return self._template
 
     def _check_starts(self) -> None:
         if self._template is None:

@@ -21,7 +21,7 @@ from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
 
-from support.synthetic_trials import Quiet
+from support.synthetic_trials import Quiet, SyntheticTrials, World
 
 FOLDS, SLOW = 4, "extra trees, larger leaves"
 BESIDE = 2.0
@@ -321,11 +321,14 @@ def test_limit_that_is_too_short_for_any_model_is_refused_before_work(monkeypatc
     source = [f"data.source=[{tmp_path / 't.csv'}]", "data.target=y", f"output={tmp_path / 'out'}"]
     config = as_automl(named(load("tabular", [*source, "automl.budget.hours=1e-4"])))
 
-    def work(*_):
-        raise AssertionError("work began")
+    def work(line):
+        raise AssertionError(line)
 
-    monkeypatch.setattr(search, "trials_for", work)
+    trials = SyntheticTrials(World())
+    monkeypatch.setattr(search, "trials_for", lambda *_: trials)
     study = search.search(config, MemoryLog(), Quiet(), work, **of_search(config))
+    assert trials.closed
+    assert not trials.world.reached
     with pytest.raises(
         BadInput, match=r"automl\.budget\.hours = 0\.0001: the search has no winner"
     ):

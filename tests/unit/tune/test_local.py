@@ -100,6 +100,16 @@ def test_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
     assert local_trials(tmp_path / "study").state(0) == DONE
 
 
+def test_trials_start_from_the_template_that_was_warmed_up(tmp_path, config):
+    trials = local_trials(tmp_path, imports=["json"])
+    trials.warm_up(config().compute)
+    (template,) = processes_of(trials_of(tmp_path))
+    trials.train(0, config(), 8)
+    assert trials._trials[0].fork._server.pid == template.pid
+    trials.close()
+    assert processes_of(trials_of(tmp_path)) == []
+
+
 ENDED = [DONE, TrialState("failed", 4, failure="crash"), TrialState("paused", 8)]
 
 

@@ -36,8 +36,9 @@ def test_cores_are_divided_among_trials_and_their_ranks(cores):
 def test_trials_share_what_their_framework_and_their_scores_import():
     lightgbm = ("steadytrain.components.tabular.learners.boosting", "lightgbm")
     found = imports_of(load("tabular"), scored=True)
-    assert {*lightgbm, "steadytrain.components.tabular.scoring"} <= {*found}
-    assert "steadytrain.components.tabular.scoring" not in imports_of(load("tabular"), scored=False)
+    scored = {"steadytrain.components.tabular.scoring", "steadytrain.components.preprocess.step"}
+    assert {*lightgbm, *scored} <= {*found}
+    assert not scored & {*imports_of(load("tabular"), scored=False)}
     assert not {*lightgbm} & {*imports_of(load("causal-lm"), scored=False)}
 
 
