@@ -216,7 +216,7 @@ def _count(config: RunConfig, encoder: Encoder, read: _Read, scratch: Path) -> S
         return Sampled(None, None, f"none of the first {read.records:,} records gives a row")
     whole = read.complete and len(few) == len(trained)
     records = (
-        f"all {read.records:,} records"
+        (f"all {read.records:,} records" if read.records > 1 else "its only record")
         if read.complete
         else (f"the first {read.records:,} records, scaled by the size of the files")
     )

@@ -74,8 +74,8 @@ def wanted(
     and hidden files and those that describe the data are left out.
 
     Args:
-        left_out: counts hidden files, files that describe the data, and unless it is a source
-            tree, those that are not read because of their suffix.
+        left_out: counts hidden files, files that describe the data, and those that are not read
+            because of their suffix.
         whole_files: suffixes of files that are a record each.
 
     Raises:
@@ -110,7 +110,7 @@ def wanted(
     ]
     if len(read) < len(result) and left_out is not None:
         left_out[METADATA] += len(result) - len(read)
-    if len(result) < len(files) and by_suffix is not known and left_out is not None:
+    if len(result) < len(files) and left_out is not None:
         left_out[UNREAD] += len(files) - len(result)
     if not read:
         raise BadInput(

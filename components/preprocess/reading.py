@@ -358,8 +358,11 @@ def _check(
     _check_columns(reading, data, encoder, difficulty)
     check_defects(data, quarantine, reading.records)
     if not spool.count:
+        what = (
+            f"all {reading.records:,} records are" if reading.records > 1 else "the only record is"
+        )
         raise DataError(
-            f"all {reading.records} records are quarantined:\n{quarantine.table(reading.records)}",
+            f"{what} quarantined:\n{quarantine.table(reading.records)}",
             remedy=quarantine.advice(reading.records),
         )
 

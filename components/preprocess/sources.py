@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, cast
 
 from steadytrain.components.preprocess.local_files import Source, open_regular, require_data
+from steadytrain.components.shared.config.data_sections import COMPRESSIONS, suffix_of
 from steadytrain.components.shared.digest import stream_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.model_source import package_folder
@@ -32,9 +33,9 @@ from steadytrain.components.shared.storage import S3Storage
 
 _LONGEST_NAME: Final = 255
 """Bytes in a file name, on all common file systems."""
+EXCLUDED: Final = "files that data.exclude leaves out"
 _MAGIC = "*?["
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_COMPRESSIONS = {".gz", ".zst"}
 _COMPRESSED_BYTES = 1 << 12
 """Bytes to decompress at once. They are few, because each may stand for many."""
 
@@ -82,10 +83,7 @@ class SourceFile:
     @property
     def suffix(self) -> str:
         """Return the suffix of the format, without a compression suffix."""
-        path = PurePosixPath(self.path)
-        if path.suffix.lower() in _COMPRESSIONS:
-            path = path.with_suffix("")
-        return path.suffix
+        return suffix_of(self.path)
 
     def digest(self) -> str:
         """Return the digest of the content, or of the server's metadata for an object in S3."""
@@ -98,7 +96,7 @@ class SourceFile:
     def local(self, scratch: Path) -> Iterator[Path]:
         """Yield the file as a local one, downloaded and decompressed to `scratch` if necessary."""
         suffix = PurePosixPath(self.path).suffix.lower()
-        if isinstance(self.location, Path) and suffix not in _COMPRESSIONS:
+        if isinstance(self.location, Path) and suffix not in COMPRESSIONS:
             yield self.location
             return
         with tempfile.NamedTemporaryFile(dir=scratch) as copy:
@@ -206,6 +204,8 @@ def find_files(
         excluded = f"; all {len(files)} files are left out by data.exclude" if files else ""
         others = "".join(f"; {count} {what} are left out" for what, count in no_data.items())
         raise _nothing(address, f"{excluded}{others}")
+    if len(wanted) < len(files):
+        no_data[EXCLUDED] += len(files) - len(wanted)
     return sorted(wanted, key=lambda file: file.name)
 
 

@@ -309,11 +309,13 @@ def check_sides(
     advice = _LONG_ADVICE if long else ""
     if counts.get("near_duplicate") or counts.get("leakage"):
         advice += _NEAR_ADVICE
+    total = sum(documents.values())
+    usable = "is 1 usable record" if total == 1 else f"are {total:,} usable records"
     for side, count in documents.items():
         if not count:
             raise DataError(
-                f"the {side} side of the split is empty: there are {sum(documents.values())} "
-                f"usable records{', and left out are ' if because else ''}{because}",
+                f"the {side} side of the split is empty: there {usable}"
+                f"{', and left out are ' if because else ''}{because}",
                 remedy=f"{advice}{_advice(side, data, given)}{_group_advice(data)}",
             )
 

@@ -18,9 +18,11 @@ from steadytrain.components.shared.config.data_sections import (
     MULTI_TASK,
     MULTIMODAL,
     SERIES,
+    SUFFIXES,
     TABLES,
     TABULAR_MULTI_LABEL,
     Columns,
+    suffix_of,
 )
 from steadytrain.components.shared.effects import Section, at_odds
 
@@ -188,6 +190,24 @@ def _numbers_have_no_labels(data: DataFields) -> None:
         )
 
 
+def _records_are_no_text(data: DataFields) -> None:
+    for part in data.by_part().values():
+        for field, address in part.addresses if part.format == "source" else ():
+            suffix = suffix_of(address)
+            of_records = SUFFIXES.get(suffix.lower(), "text")
+            if of_records == "text" or suffix in data.suffixes:
+                continue
+            section = f"data.parts.{part.part}" if part.part else "data"
+            column = f", and {section}.columns.slice to null" if part.columns.slice else ""
+            raise at_odds(
+                f"{section}.format",
+                part.format,
+                f"{field} has {address}, whose records would become one text",
+                f"set {section}.format to {of_records}{column}; to learn each such file as a text, "
+                f"add {suffix} to data.suffixes",
+            )
+
+
 def _parts_are_read(data: DataFields) -> None:
     takes = (MULTI_TASK, *MIXED)
     if (data.task not in takes) if data.parts else (data.task == MULTI_TASK):
@@ -282,6 +302,7 @@ _RULES: Final = (
     _long_records_are_of_the_task,
     _columns_are_of_the_task,
     _numbers_have_no_labels,
+    _records_are_no_text,
     _parts_are_read,
     _addresses_are_listed_once,
     _parts_have_settings_of_their_own,

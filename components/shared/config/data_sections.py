@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -29,9 +30,16 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
     ".arrow": "arrow",
 }
 """The format of a file by its suffix."""
+COMPRESSIONS: Final = (".gz", ".zst")
 IN_RULES: Final = IfSet(but=Use.GATE)
 """Marks the fields that decisions of the gate counted before runs did."""
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix of a file's format, without that of a compression."""
+    name = PurePosixPath(path)
+    return PurePosixPath(name.stem).suffix if name.suffix.lower() in COMPRESSIONS else name.suffix
 
 
 def listed(source: Any) -> Any:

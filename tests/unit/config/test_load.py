@@ -124,6 +124,32 @@ def test_cross_field_checks_run_despite_an_invalid_field():
 
 
 @pytest.mark.parametrize(
+    "address", ["a.jsonl", "A.NDJSON.gz", "package:x/a.csv.zst", "s3://b/*.parquet", "b.json"]
+)
+@pytest.mark.parametrize("field", ["data.source", "data.test_source"])
+def test_a_preset_of_source_code_does_not_take_a_file_of_records_for_one_text(address, field):
+    with pytest.raises(ConfigError) as error:
+        load("causal-lm", {field: [address]})
+    (problem,) = error.value.problems
+    assert problem.field == "data.format"
+    assert f"{field} has {address}, whose records would become one text" in problem.message
+    right = problem.remedy.split("data.format to ")[1].split(",")[0]
+    fixed = {"data.format": right, "data.columns.slice": None}
+    assert right in ("jsonl", "csv", "parquet", "json")
+    assert load("causal-lm", {field: [address], **fixed}).data.format == right
+    suffix = problem.remedy.split("add ")[1].split()[0]
+    assert load("causal-lm", {field: [address], "data.suffixes": [".py", suffix]}).data.suffixes
+
+
+def test_a_part_of_source_code_does_not_take_a_file_of_records_for_one_text():
+    with pytest.raises(ConfigError) as error:
+        load("multi-task", {"data.parts.sklearn.source": ["a.parquet"]})
+    (problem,) = error.value.problems
+    assert problem.field == "data.parts.sklearn.format"
+    load("multi-task", {"data.parts.sklearn.source": ["a.txt", "src"]})
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (

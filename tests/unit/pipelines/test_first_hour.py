@@ -72,8 +72,8 @@ def test_own_plugin_without_its_package_names_the_extra(monkeypatch):
 
 def test_validate_names_every_file_that_is_missing(folder):
     options = [
-        "data.source=[package:json,nothing.jsonl,package:json/nothing]",
-        "data.test_source=[held_out.jsonl]",
+        "data.source=[package:json,nothing.txt,package:json/nothing]",
+        "data.test_source=[held_out.txt]",
         "model={base: model}",
         "model.tokenizer=package:not_installed_here/model",
         "data.chat_template=chat.jinja",
@@ -83,9 +83,9 @@ def test_validate_names_every_file_that_is_missing(folder):
         check_here(load("causal-lm", options))
     problems = caught.value.problems
     assert [(item.field, item.value) for item in problems] == [
-        ("data.source", "'nothing.jsonl'"),
+        ("data.source", "'nothing.txt'"),
         ("data.source", "'package:json/nothing'"),
-        ("data.test_source", "'held_out.jsonl'"),
+        ("data.test_source", "'held_out.txt'"),
         ("model.base", "'model'"),
         ("model.tokenizer", "'package:not_installed_here/model'"),
         ("data.chat_template", "'chat.jinja'"),
@@ -100,7 +100,7 @@ def test_validate_opens_no_remote_address_and_not_the_volume_of_a_cluster(folder
             "validate",
             "causal-lm",
             "--set",
-            "data.source=[/mnt/steadytrain/a.jsonl,hub:b,s3://c/d]",
+            "data.source=[/mnt/steadytrain/a.txt,hub:b,s3://c/d]",
         ),
         *("--set", "model.tokenizer=hub:someone/model"),
         folder=folder,
@@ -110,9 +110,9 @@ def test_validate_opens_no_remote_address_and_not_the_volume_of_a_cluster(folder
 
 
 def test_run_reports_missing_files_before_it_makes_a_folder(folder):
-    done = call("run", "causal-lm", "--set", "data.source=[nothing.jsonl]", folder=folder)
+    done = call("run", "causal-lm", "--set", "data.source=[nothing.txt]", folder=folder)
     assert done.code == 2
-    assert "nothing.jsonl" in done.err
+    assert "nothing.txt" in done.err
     assert not list(folder.iterdir())
 
 

@@ -318,7 +318,7 @@ def test_near_duplicates_are_why_a_side_is_empty(tmp_path: Path, configure: Any)
     error = refused(config, DataError)
     reasons = Counter(kept_quarantine(config, error))
     assert reasons.keys() <= {"near_duplicate", "leakage"}
-    assert "there are 1 usable records, and left out are" in error.message
+    assert "there is 1 usable record, and left out are" in error.message
     for reason, count in reasons.items():
         assert f"{count} {reason}" in error.message
     assert "(data.near_duplicate_threshold = 0.85)" in error.message

@@ -16,7 +16,7 @@ from steadytrain.components.preprocess import formats
 from steadytrain.components.preprocess.chunks import Lines
 from steadytrain.components.preprocess.formats import HIDDEN, UNREAD, read_files, wanted
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.sources import EXCLUDED, find_files
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -256,6 +256,9 @@ def test_folder_gives_the_files_of_its_format(tmp_path: Path) -> None:
     assert [row for _, row in read(tmp_path)] == [{"text": "a"}, {"text": "b"}]
     assert [row for _, row in read(tmp_path, format="csv")] == [{"text": "b"}]
     assert [row["text"] for _, row in read(tmp_path, format="source")] == ["c"]
+    # A folder of code that holds data too is no silent mixture.
+    tree = find_inputs(DataConfig(source=[str(tmp_path)], format="source", exclude=["*.csv"]))
+    assert tree.left_out == {UNREAD: 1, EXCLUDED: 1}
 
 
 def test_suffixes_in_capitals_are_read_and_other_files_are_counted(tmp_path: Path) -> None:

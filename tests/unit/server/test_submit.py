@@ -148,9 +148,9 @@ def test_same_content_is_uploaded_once(kfp, submitted):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("data.source", ["tickets.jsonl"]),
-        ("data.source", ["s3://bucket/a", "/home/me/tickets.jsonl"]),
-        ("data.source", ["/mnt/steadytrain/../tickets.jsonl"]),
+        ("data.source", ["tickets.txt"]),
+        ("data.source", ["s3://bucket/a", "/home/me/tickets.txt"]),
+        ("data.source", ["/mnt/steadytrain/../tickets.txt"]),
         ("model.tokenizer", "~/model"),
         ("recovery.checkpoints", "checkpoints"),
     ],
