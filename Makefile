@@ -46,8 +46,7 @@ test: setup ## Lint, what runs in one process, and one end-to-end test for each 
 test-all: test ## The other tests too: everything that a change must pass.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and $(TIMELY)" -n 4 --dist loadfile \
 	  --no-loadscope-reorder tests/end_to_end tests/unit
-	$(MAKE) tensorflow
-	$(MAKE) trainer-apis
+	$(MAKE) --jobs 2 --output-sync tensorflow trainer-apis
 	@if [ -n "$$KUBECONFIG" ]; then $(MAKE) cluster; \
 	else echo "tests/cluster: skipped, since KUBECONFIG names no cluster"; fi
 

@@ -14,6 +14,8 @@ import pytest
 import typer.testing
 from _pytest.logging import catching_logs
 
+from support.selection import check_markers, may_have, required
+
 _STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
 _FROM_OUTSIDE = {name: os.environ.get(name) for name in _STORES}
 
@@ -49,6 +51,20 @@ def _attach_to_root(catching):
 
 
 catching_logs.__enter__ = _attach_to_root
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import no file without a selected test: every worker would spend seconds on the others."""
+    if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        wanted = required(config.option.markexpr)
+        if not all(may_have(collection_path, marker) for marker in wanted):
+            return True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    check_markers(items)
 
 
 def pytest_collection_finish():

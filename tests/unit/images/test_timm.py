@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -40,6 +39,8 @@ RECIPE = [
 
 def by_timm(folder, name, classes=10, **arguments):
     """Return timm's own model with the weights of an exported folder."""
+    import timm  # takes seconds
+
     model = timm.create_model(name, num_classes=classes, in_chans=1, **arguments)
     weights = load_file(folder / "model.safetensors")
     model.load_state_dict({key.removeprefix("timm_model."): one for key, one in weights.items()})
@@ -80,6 +81,8 @@ def test_exported_model_is_that_of_timm(bench, tmp_path, field, name, arguments)
 
 
 def test_new_model_has_timms_own_random_weights(bench):
+    import timm
+
     made = bench(RESNET)
     convolution = ImageClassification(made.config, made.data).build_model().timm_model.layer1[0]
     theirs = timm.create_model("resnet10t", in_chans=1).layer1[0]
@@ -104,6 +107,8 @@ def test_resumed_run_has_the_same_weights(bench, tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     """Return a folder as timm saves a model of gray images, with 7 classes."""
+    import timm
+
     arguments = {"img_size": 8, "in_chans": 1, **SIZES}
     torch.manual_seed(1)
     model = timm.create_model("vit_tiny_patch16_224", num_classes=7, **arguments)

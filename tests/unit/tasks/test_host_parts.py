@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
@@ -75,6 +74,8 @@ def test_host_parts_never_go_to_the_gpu(folder, tied, frozen, on_host):
 @pytest.mark.parametrize("tied", [False, True])
 def test_four_bit_base_is_ready_for_the_gpu_once_built(folder, monkeypatch, tmp_path, tied):
     """No later operation may find a part on a different device than its inputs."""
+    from bitsandbytes.nn import Linear4bit  # takes seconds: it compiles functions
+
     base = folder(tie_word_embeddings=tied, hidden_size=64, intermediate_size=128)
     data = write_data(tmp_path / "data", language_rows(4), language_rows(2))
     model = {"base": str(base), "adapter": {"kind": "qlora", **BOTH}}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import bitsandbytes
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.memory.setting import Setting
@@ -125,6 +123,8 @@ def test_quantized_layers_learn_as_lora_does(losses, quantization):
 
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
 def test_plan_counts_layers_in_8_bits_as_they_are(data, base):
+    from bitsandbytes.nn import Linear8bitLt  # takes seconds: it compiles functions
+
     adapter = AdapterConfig(**EIGHT_BITS, rank=4)
     model = {"base": base, "adapter": adapter.model_dump()}
     content = {"name": "q", "data": {"source": ["x"]}, "model": model, "compute": {"device": "cpu"}}
@@ -142,7 +142,9 @@ def test_plan_counts_layers_in_8_bits_as_they_are(data, base):
 
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
 def test_validation_leaves_layers_in_4_bits_unchanged(losses, data, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+    from bitsandbytes.nn import Linear4bit, modules
+
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: True)
     model = {"base": base, "adapter": {**PLAIN, **FOUR_BITS}}
     bench = bench_of(tmp_path, data, model, {"eval_steps": 1})
     module = bench.train_here().parts.module

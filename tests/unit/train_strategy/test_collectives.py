@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import timm
 import torch
-from timm.layers import BatchNormAct2d
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.train.strategy.replicated import (
@@ -57,6 +55,9 @@ class _Own(torch.nn.BatchNorm2d):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_batch_normalization_is_synchronized_or_named(device):
+    import timm  # takes seconds
+    from timm.layers import BatchNormAct2d
+
     network = timm.create_model("test_resnet")
     model = torch.nn.Sequential(
         network, BatchNormAct2d(network.num_classes), _Own(network.num_classes)
