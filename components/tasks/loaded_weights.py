@@ -235,7 +235,7 @@ def _pack_4_bits(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _unpack_4_bits(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     from bitsandbytes import functional
 
-    state = functional.QuantState(  # type: ignore[no-untyped-call]
+    state = functional.QuantState(
         absmax=scales.reshape(-1),
         shape=torch.Size((codes.shape[0], 2 * codes.shape[1])),
         blocksize=QUANTIZED_BLOCK,
