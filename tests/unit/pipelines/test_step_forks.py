@@ -74,16 +74,25 @@ def perform(name, config, agent):
 """
 """In place of `pipelines/steps.py`: every step runs the code in a file."""
 REPLACED = """
-import importlib.abc, importlib.util, pathlib, sys
+import importlib.abc, importlib.util, os, pathlib, sys
+
+HEAVY = ["preprocess", "train", "evaluate", "register", "report"]
 
 class Replaced(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *_):
+        here = pathlib.Path(__file__).parent
         if name == "steadytrain.pipelines.steps":
-            place = pathlib.Path(__file__).with_name("own_steps.py")
-            return importlib.util.spec_from_file_location(name, place)
+            return importlib.util.spec_from_file_location(name, here / "own_steps.py")
+        heavy = [f"steadytrain.components.{step}.step" for step in HEAVY]
+        if "LIGHT" in os.environ and (name.partition(".")[0] == "mlflow" or name in heavy):
+            return importlib.util.spec_from_file_location(
+                name, here / "light.py", submodule_search_locations=[]
+            )
 
 sys.meta_path.insert(0, Replaced())
 """
+LIGHT = "class HTTPAdapter: pass"
+"""In place of MLflow, which takes seconds to import, and of what the steps run."""
 PIPELINE = """
 import pathlib, signal, sys
 from steadytrain.components.shared.workspace import Workspace
@@ -104,6 +113,8 @@ def own_steps(tmp_path, monkeypatch):
     """Have every step run the code that a test gives it. Return the configuration's file."""
     (tmp_path / "own_steps.py").write_text(STEPS)
     (tmp_path / "sitecustomize.py").write_text(REPLACED)
+    (tmp_path / "light.py").write_text(LIGHT)
+    monkeypatch.setenv("LIGHT", "1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("SOURCE", str(tmp_path / "source.py"))
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
@@ -140,19 +151,24 @@ def runs(pid):
     return psutil.pid_exists(pid) and alive(psutil.Process(pid))
 
 
-def test_forked_step_has_its_own_session_variables_and_output(processes, tmp_path, monkeypatch):
+def test_forked_step_has_its_own_session_variables_and_output(own_steps, tmp_path, monkeypatch):
     told = tmp_path / "told"
+    monkeypatch.delenv("LIGHT")
     monkeypatch.setenv("OWN", "for it")
     monkeypatch.setenv("TOLD", str(told))
-    assert run(processes, PROBE) == 0
-    found = json.loads(told.read_text())
-    assert found["session"] == found["pid"]
-    assert found["parent"] == processes._template.pid
-    assert psutil.Process(found["parent"]).cmdline()[0] == "steadytrain: steps of tiny"
-    assert found["imported"] == ["mlflow"]
-    assert (found["own"], found["blas"], found["held"]) == ("for it", None, True)
-    assert found["output"].startswith("pipe:")
-    assert "said aloud" in log(processes)
+    processes = StepProcesses(Workspace(tmp_path, "tiny"), own_steps)
+    try:
+        assert run(processes, PROBE) == 0
+        found = json.loads(told.read_text())
+        assert found["session"] == found["pid"]
+        assert found["parent"] == processes._template.pid
+        assert psutil.Process(found["parent"]).cmdline()[0] == "steadytrain: steps of tiny"
+        assert found["imported"] == ["mlflow"]
+        assert (found["own"], found["blas"], found["held"]) == ("for it", None, True)
+        assert found["output"].startswith("pipe:")
+        assert "said aloud" in log(processes)
+    finally:
+        processes.close()
 
 
 def test_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
