@@ -280,8 +280,8 @@ class _Suspended:
 def _imports(config: RunConfig) -> dict[str, Sequence[str]]:
     """Return what to import while a step runs, so that the steps after it begin at once.
 
-    While the data is prepared, that is what ranks need; with another framework, whose rank is
-    started as a new program, it is what scores its model, while that learns.
+    While the data is prepared, that is what ranks need and, of another framework than PyTorch, what
+    scores its model.
     """
     if config.model.framework == "pytorch":
         return {"preprocess": RANK_IMPORTS}
@@ -296,9 +296,9 @@ def _imports(config: RunConfig) -> dict[str, Sequence[str]]:
         if isinstance(packager, Late):
             result.append(packager.address.partition(":")[0])
         is_ensemble = config.model.framework == ENSEMBLE
-        for part in members_of(config) if is_ensemble else [config.model]:
-            result += getattr(load_trainer(part.framework), "learned_with", ())
-    return {"train": result}
+        for part in [config.model, *(members_of(config) if is_ensemble else ())]:
+            result += getattr(load_trainer(part.framework), "imports", ())
+    return {"preprocess": result}
 
 
 def _execute(

@@ -38,13 +38,8 @@ class LearnerTrainer:
     @property
     def imports(self) -> tuple[str, ...]:
         """The modules that a process imports before it trains."""
-        return f"{_FRAMEWORK}.training", self.learner.__module__, *self.learned_with
-
-    @property
-    def learned_with(self) -> tuple[str, ...]:
-        """The libraries that its learner imports."""
-        result: tuple[str, ...] = getattr(self.learner, "libraries", self.libraries)
-        return result
+        libraries = getattr(self.learner, "libraries", self.libraries)
+        return f"{_FRAMEWORK}.training", self.learner.__module__, *libraries
 
     def __call__(
         self,

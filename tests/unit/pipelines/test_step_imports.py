@@ -8,25 +8,28 @@ from steadytrain.components.shared.config import load
 from steadytrain.pipelines import local
 
 MEMBERS = [{"framework": "xgboost", "config": {}}, {"framework": "catboost", "config": {}}]
+LEARNER = "steadytrain.components.tabular.learners"
 SCORING = "steadytrain.components.tabular.scoring"
 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ({"framework": "lightgbm"}, [SCORING, "lightgbm"]),
+        ({"framework": "lightgbm"}, {f"{LEARNER}.boosting", "lightgbm"}),
         (
             {"framework": "ensemble", "config": {"members": MEMBERS}},
-            [SCORING, "xgboost", "catboost"],
+            {f"{LEARNER}.boosting", "xgboost", "catboost"},
         ),
         # A step refuses it.
-        ({"framework": "ensemble", "config": {"members": []}}, [SCORING]),
+        ({"framework": "ensemble", "config": {"members": []}}, set()),
     ],
 )
-def test_what_scores_a_table_is_imported_while_its_model_learns(model, expected):
+def test_what_learns_and_scores_a_table_is_imported_while_it_is_prepared(model, expected):
     config = load("tabular", ["data.target=target", "data.source=[table.csv]"])
     settings = config.model.model_copy(update=model)
-    assert local._imports(config.model_copy(update={"model": settings})) == {"train": expected}
+    found = local._imports(config.model_copy(update={"model": settings}))
+    assert found.keys() == {"preprocess"}
+    assert expected | {SCORING} <= {*found["preprocess"]}
 
 
 def test_what_ranks_need_is_imported_while_their_data_is_prepared():
