@@ -18,6 +18,7 @@ from steadytrain.pipelines.options import (
     Provider,
     RunOutput,
     TokensPerSecond,
+    amount,
     check_extra,
     gigabytes,
     with_options,
@@ -75,7 +76,7 @@ def design(
     storage_gb: Annotated[float, gigabytes("Disk space for the run. Default: unknown.")] = 0,
     budget_usd: Annotated[
         float,
-        typer.Option(min=0, help="USD that training may cost. Default: compute.budget_usd."),
+        amount("USD that training may cost. Default: compute.budget_usd.", 1e12, 1e-9),
     ] = 0,
     prices: Prices = None,
     provider: Provider = "",
@@ -100,6 +101,7 @@ def design(
     """
     check_extra("data", "steadytrain design")
     from steadytrain.components.plan.design import Given, scripts, source_bytes
+    from steadytrain.components.shared.config.data_sections import TABLES
     from steadytrain.components.shared.storage.local import write_texts
     from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
@@ -109,7 +111,8 @@ def design(
     given: list[Override] = [*overrides]
     if framework:
         given.append(("model.framework", framework))
-        if framework in _BOOSTED:
+        # For another task, the framework is what is wrong, and the error says so.
+        if framework in _BOOSTED and (not task or _MODEL_TYPES.get(task, task) in TABLES):
             given.append(("model.config.model_type", framework))
     if data:
         given.append(("data.source", [data]))

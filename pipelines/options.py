@@ -91,18 +91,36 @@ def at_most(largest: float) -> Callable[[float], float]:
     return check
 
 
+def amount(text: str, largest: float, least: float = 1) -> Any:
+    """Return an option for a number whose default of 0 means that it is not given.
+
+    A 0 that is given is rejected, and so is any number out of the range, and NaN.
+
+    Args:
+        text: its help.
+    """
+
+    def check(context: typer.Context, option: typer.CallbackParam, value: float) -> float:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name != "DEFAULT"
+        if given and not least <= value <= largest:
+            raise typer.BadParameter(f"{value:g} is not a number from {least:g} to {largest:,.0f}")
+        return value
+
+    return typer.Option(callback=check, show_default=False, help=text)
+
+
 def gigabytes(text: str) -> Any:
     """Return an option for a number of GB, with the text as its help."""
-    return typer.Option(min=0, callback=at_most(LARGEST_GB), help=text)
+    return amount(text, LARGEST_GB, 1e-9)
 
 
 GpuCount = Annotated[
     int,
-    typer.Option(
-        min=0,
-        max=MOST_GPUS,
-        help="One or several GPUs; above 8, in nodes of 8. It sets compute.nodes and "
+    amount(
+        "One or several GPUs; above 8, in nodes of 8. It sets compute.nodes and "
         "compute.nproc_per_node. Default: those of the configuration; `init` asks on a terminal.",
+        MOST_GPUS,
     ),
 ]
 Prices = Annotated[
@@ -121,11 +139,11 @@ Provider = Annotated[
 ]
 TokensPerSecond = Annotated[
     float,
-    typer.Option(
-        min=0,
-        callback=at_most(1e9),
-        help="Tokens per second that all devices together serve, for the price of inference per "
+    amount(
+        "Tokens per second that all devices together serve, for the price of inference per "
         "million tokens. Default: no such price.",
+        1e9,
+        1e-3,
     ),
 ]
 

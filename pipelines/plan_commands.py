@@ -19,6 +19,7 @@ from steadytrain.pipelines.options import (
     Run,
     RunOutput,
     TokensPerSecond,
+    amount,
     check_extra,
     gigabytes,
     with_options,
@@ -40,12 +41,10 @@ def plan(
             "Default: what `run` would train on here, this machine's GPU or its CPU."
         ),
     ] = "",
-    nodes: Annotated[int, typer.Option(min=0, help="Number of nodes. Default: compute.nodes.")] = 0,
+    nodes: Annotated[int, amount("Number of nodes. Default: compute.nodes.", 1e5)] = 0,
     gpus_per_node: Annotated[
         int,
-        typer.Option(
-            min=0, help="GPUs per node, with one rank each. Default: compute.nproc_per_node."
-        ),
+        amount("GPUs per node, with one rank each. Default: compute.nproc_per_node.", 1e5),
     ] = 0,
     cluster: Annotated[
         bool,

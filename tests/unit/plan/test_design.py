@@ -203,6 +203,31 @@ def test_what_cannot_be_designed_is_refused(call, words, part):
     assert part in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *((name, "0") for name in ("--gpu-count", "--budget-usd", "--memory-gb", "--storage-gb")),
+        *((name, "0") for name in ("--data-gb", "--tokens-per-second")),
+        *(("--budget-usd", value) for value in ("-5", "nan", "inf", "1e308")),
+        *(("--tokens-per-second", value) for value in ("1e-320", "inf")),
+        ("--data-gb", "1e-30"),
+        ("--gpu-count", "129"),
+    ],
+)
+def test_number_that_would_be_ignored_or_overflow_is_refused(call, option, value):
+    done = call("design", "chat", option, value)
+    assert done.exit_code == 2
+    assert option in done.output
+    assert "is not a number from" in done.output
+
+
+def test_framework_of_tables_for_texts_is_refused_as_the_framework_that_it_is(call):
+    done = call("design", "--task", "nlp", "--framework", "xgboost")
+    assert done.exit_code
+    assert "model.framework" in str(done.exception)
+    assert "model.config" not in str(done.exception)
+
+
 def test_written_files_are_those_of_the_design(call, tmp_path):
     done = call("design", *DESIGNS["13b-8xa100"], "--write", "made")
     assert done.exit_code == 0, done.output
