@@ -53,8 +53,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_store(output: Path, store: Path) -> Path:
     """Make an output folder with a copy of a store, and return the folder."""
     output.mkdir(parents=True)
-    shutil.copyfile(store, output / "mlflow.db")
+    copy_store(store, output)
     return output
+
+
+def copy_store(store: Path, folder: Path) -> str:
+    """Copy a store into a folder, and return its address."""
+    shutil.copyfile(store, folder / "mlflow.db")
+    return f"sqlite:///{folder / 'mlflow.db'}"
 
 
 @dataclass

@@ -9,6 +9,10 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.stores import empty_store
+
+__all__ = ["empty_store"]
+
 # Tests check results, not the speed of a busy machine, and each run has the same examples.
 settings.register_profile(
     "steadytrain",

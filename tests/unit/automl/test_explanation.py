@@ -24,6 +24,7 @@ from steadytrain.components.tabular.learners.ensemble import TableEnsembleLearne
 from steadytrain.components.tabular.model import LinearModel, Preparation, TableModel
 from steadytrain.components.tabular.scoring import TablePackager
 
+from support.stores import copy_store
 from support.tables import prepared, shipped
 
 LABELS, PLAIN = ["no", "yes"], Calibration()
@@ -173,7 +174,7 @@ class Registered(ClassifierMixin, BaseEstimator):
 
 
 @pytest.mark.slow
-def test_explanation_is_of_the_calibrated_model_that_is_registered(tmp_path):
+def test_explanation_is_of_the_calibrated_model_that_is_registered(tmp_path, empty_store):
     frame = shipped("wine")[["alcohol", "flavanoids", "hue", "proline", "target"]]
     members = [
         {"framework": "sklearn", "config": {"model_type": "linear"}, "weight": 3},
@@ -190,7 +191,7 @@ def test_explanation_is_of_the_calibrated_model_that_is_registered(tmp_path):
     learner.export(tmp_path / "model")
     inputs, truth = frame.drop(columns="target"), frame["target"].to_numpy()
     held = records(inputs, truth)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment):
         uri = TablePackager(config, data).log_model(

@@ -28,6 +28,7 @@ from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.served import ServedPackager
 
 from support.disks import small_file_system
+from support.stores import copy_store
 
 
 class Doubles:
@@ -237,7 +238,9 @@ def test_times_that_a_forecast_fills_are_counted_by_series(data, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone"])
-def test_damaged_model_is_refused_instead_of_predicting_something_else(tmp_path, damage):
+def test_damaged_model_is_refused_instead_of_predicting_something_else(
+    tmp_path, empty_store, damage
+):
     import mlflow
 
     exported = tmp_path / "model"
@@ -245,7 +248,7 @@ def test_damaged_model_is_refused_instead_of_predicting_something_else(tmp_path,
     (exported / "factor").write_text("2")
     (exported / "model.py").write_text(TIMES)
     packager = ServedPackager(Mock(), Mock(labels=[]))
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment):
         uri = packager.log_folder(

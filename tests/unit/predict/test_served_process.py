@@ -21,6 +21,7 @@ from steadytrain.components.tabular.encoder import FEATURES
 from steadytrain.components.tabular.scoring import TablePackager
 from steadytrain.components.tasks.packaging import log_transformers_model
 
+from support.stores import copy_store
 from support.tables import LINEAR, prepared, shipped
 from support.tiny import make_classifier, make_tokenizer
 
@@ -30,7 +31,7 @@ COMMAND = [sys.executable, "-m", "steadytrain.pipelines.cli"]
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
+def table(tmp_path_factory, empty_store):
     """Return the folder of a logged model of a real table, and records of that table."""
     folder = tmp_path_factory.mktemp("table")
     frame = shipped("breast_cancer")
@@ -47,11 +48,11 @@ def table(tmp_path_factory):
             folder / "weights", name="table", records=example, metadata={}
         )
 
-    return logged(folder, log), records
+    return logged(copy_store(empty_store, folder), folder, log), records
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
+def texts(tmp_path_factory, empty_store):
     """Return the folder of a logged classifier of texts, and records."""
     folder = tmp_path_factory.mktemp("texts")
     tokenizer = make_tokenizer(100)
@@ -70,11 +71,11 @@ def texts(tmp_path_factory):
 
     words = "import json and then call the function with a list of names".split()  # noqa: SIM905
     records = [{"text": " ".join(words[: 1 + n % len(words)] * (1 + n % 3))} for n in range(40)]
-    return logged(folder, log), records
+    return logged(copy_store(empty_store, folder), folder, log), records
 
 
-def logged(folder, log):
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+def logged(store, folder, log):
+    mlflow.set_tracking_uri(store)
     try:
         experiment = mlflow.create_experiment("test", artifact_location=(folder / "a").as_uri())
         with mlflow.start_run(experiment_id=experiment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +14,17 @@ from steadytrain.components.shared.events.types import StepFinished, Warned
 from steadytrain.components.shared.tracking import parent_run, use_tracking
 from steadytrain.components.train.recovery.times import Times
 
+from support.stores import copy_store
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("language_model", "FINISHED"), ("failed", "FAILED")])
 def test_page_is_written_and_kept_with_the_run(
-    name: str, status: str, request: pytest.FixtureRequest
+    name: str, status: str, request: pytest.FixtureRequest, empty_store: Path
 ) -> None:
     written = request.getfixturevalue(name)
     config, workspace = written.config, written.workspace
+    copy_store(empty_store, workspace.output)
     run_id = parent_run(config, workspace)
     page = run(config)
     assert page == workspace.report
@@ -54,7 +58,8 @@ def test_tracking_that_is_down_does_not_fail_the_report(failed: Any, tmp_path: A
 
 
 @pytest.mark.slow
-def test_run_that_was_stopped_is_killed_in_mlflow(bare: Any) -> None:
+def test_run_that_was_stopped_is_killed_in_mlflow(bare: Any, empty_store: Path) -> None:
+    copy_store(empty_store, bare.workspace.output)
     run_id = parent_run(bare.config, bare.workspace)
     bare.again()
     bare.start_step("train")

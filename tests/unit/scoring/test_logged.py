@@ -17,13 +17,15 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.packaging import fetched_model, log_transformers_model
 
+from support.stores import copy_store
+
 TEXT = pa.table({"id": ["1"], "text": ["def add(first, second):"]})
 CHAT = pa.table({"id": ["1"], "messages": ['[{"role": "user", "content": "What is a stack?"}]']})
 
 
 @pytest.fixture
-def active_run(tmp_path, monkeypatch):
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+def active_run(tmp_path, empty_store):
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment) as run:
         yield run

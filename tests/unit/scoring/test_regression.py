@@ -15,6 +15,7 @@ from steadytrain.components.shared.records import EvaluationRecord
 from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.packaging import log_transformers_model
 
+from support.stores import copy_store
 from support.training import Bench, class_rows, write_data
 from support.weight_digests import BERT
 
@@ -140,11 +141,11 @@ def test_attack_makes_predictions_worse(judged):
 
 
 @pytest.mark.slow
-def test_served_model_predicts_numbers(judged, tmp_path, monkeypatch):
+def test_served_model_predicts_numbers(judged, tmp_path, empty_store):
     import mlflow
 
     _, components, records = judged
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment):
         uri = log_transformers_model(

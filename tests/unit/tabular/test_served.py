@@ -16,11 +16,12 @@ from steadytrain.components.tabular import scoring
 from steadytrain.components.tabular.encoder import FEATURES
 from steadytrain.components.tabular.scoring import TablePackager
 
+from support.stores import copy_store
 from support.tables import LINEAR, prepared
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def served(tmp_path, monkeypatch, empty_store):
     """Return a model as MLflow serves it, and a frame that it reads."""
     import mlflow
 
@@ -39,7 +40,7 @@ def served(tmp_path, monkeypatch):
     learner.learn([], learning_rate_scale=1.0)
     (tmp_path / "model").mkdir()
     learner.export(tmp_path / "model")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     # Records are parsed once, not for each column: with 20,000 columns, that took minutes.
     parse = Mock(wraps=scoring.parsed)
     monkeypatch.setattr(scoring, "parsed", parse)

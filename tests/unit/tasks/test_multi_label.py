@@ -26,6 +26,7 @@ from steadytrain.components.tasks.scoring.multi_label import (
 from steadytrain.components.tasks.scoring.thresholds import HALF, LEAST, best_thresholds
 
 from support.data import side_rows
+from support.stores import copy_store
 from support.task_data import LABELS, STILL, data_of
 from support.training import VOCABULARY
 
@@ -155,7 +156,7 @@ def test_model_with_other_thresholds_is_another_model(tmp_path):
 
 @pytest.mark.slow
 def test_the_exported_model_has_its_thresholds_and_is_served_with_all_scores(
-    tmp_path, request, task, data, monkeypatch
+    tmp_path, request, task, data, monkeypatch, empty_store
 ):
     packager = MultiLabelPackager(task.config, data)
     model = task.build_model()
@@ -190,7 +191,7 @@ def test_the_exported_model_has_its_thresholds_and_is_served_with_all_scores(
         assert row["predictions"] == above
 
     before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     request.addfinalizer(lambda: mlflow.set_tracking_uri(before))
     place = (tmp_path / "artifacts").as_uri()
     with mlflow.start_run(experiment_id=mlflow.create_experiment("x", artifact_location=place)):

@@ -14,6 +14,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 
+from support.stores import copy_store
 from support.training import (
     CLASSES,
     GPT2,
@@ -184,13 +185,13 @@ def records_of(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "model"), [CASES[0], CASES[3]])
-def test_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, model):
+def test_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, empty_store, name, model):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     task, records = task_of(tmp_path, name, model), records_of(name)
     task.packager.export(task.training.build_model(), tmp_path / "model")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(copy_store(empty_store, tmp_path))
     mlflow.set_experiment(
         experiment_id=mlflow.create_experiment("tasks", str(tmp_path / "artifacts"))
     )

@@ -31,11 +31,14 @@ from steadytrain.components.tune.step import conclude
 from steadytrain.components.tune.trials import retrain
 from steadytrain.components.tune.trials.folder import known_data
 
+from support.stores import copy_store
 from support.synthetic_trials import SPACE, SyntheticTrials, World
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, empty_store):
+    copy_store(empty_store, tmp_path)
+
     def make(**tune):
         return from_mapping(
             {

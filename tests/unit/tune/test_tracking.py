@@ -16,6 +16,7 @@ from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.components.tune.tracking import StudyTracker, tracked
 
+from support.stores import copy_store
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
 
 
@@ -42,17 +43,17 @@ def driven(config, log, world):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def store(tmp_path_factory, empty_store):
     """A study, continued by another driver with a larger budget, and once more by a third."""
     folder = tmp_path_factory.mktemp("tracked")
-    log, world = MemoryLog(), World(failing={2: "gpu_oom"})
+    uri, log, world = copy_store(empty_store, folder), MemoryLog(), World(failing={2: "gpu_oom"})
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_RUN_ID", raising=False)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         driven(settings_of(folder), log, world)
         for _ in range(2):
             study = driven(settings_of(folder, trials=9), log, world)
-        client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+        client = mlflow.MlflowClient(uri)
         found = client.search_runs([client.get_experiment_by_name("steadytrain").experiment_id])
         yield study, client, {run.info.run_name: run for run in found}, len(found)
 
@@ -135,15 +136,16 @@ def test_trial_whose_note_is_lost_is_not_created_again(store):
     assert recall(tracker._workspace, "trial-000001") in kept
 
 
-def test_trial_that_was_not_started_is_only_counted(tmp_path, monkeypatch):
+def test_trial_that_was_not_started_is_only_counted(tmp_path, monkeypatch, empty_store):
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     config = settings_of(tmp_path)
     study = Study(config, MemoryLog())
     drive(study, SyntheticTrials(World()), Quiet(), lambda: None, poll_seconds=0)
     study.history.trials[4].status = "skipped"
+    uri = copy_store(empty_store, tmp_path)
     StudyTracker(config, every_seconds=60).close(study, ok=True)
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = mlflow.MlflowClient(uri)
     found = client.search_runs([client.get_experiment_by_name("steadytrain").experiment_id])
     runs = {run.info.run_name: run for run in found}
     assert {*runs} == {study_name(config), *(f"trial {n}" for n in (0, 1, 2, 3, 5))}
