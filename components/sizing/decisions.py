@@ -21,6 +21,7 @@ from steadytrain.components.shared.config.strategies import DISK, Offload
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.batch import BatchPlan
+from steadytrain.components.sizing.checkpoints import by_default, is_worth
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice, at, fitting
 from steadytrain.components.sizing.hardware import GIB, find_gpu
 from steadytrain.components.sizing.length import prepared
@@ -31,8 +32,6 @@ from steadytrain.components.sizing.time_cost import Span, by_table, preemptions
 
 _SIZE_RULE: Final = "rule: strategy by size"
 _SMALL_CARD: Final = "rule for 6 GB cards"
-_BY_EPOCH: Final = 100_000
-"""Examples from which on checkpoints are no longer saved for each epoch."""
 
 
 def decisions(job: Workload, choice: Choice, speed: Span) -> list[Decision]:
@@ -227,31 +226,25 @@ def _attention(job: Workload) -> Decision:
 def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Iterator[Decision]:
     """Yield the decisions about checkpoints.
 
-    Below 100,000 examples, an epoch ends with a checkpoint, unless it takes longer than what a
-    failure may cost. All other runs save by time: an epoch may take hours.
+    It is `epoch` if each epoch of few examples is worth a checkpoint, and none takes longer than
+    what a failure may cost. Otherwise, it stays open, and a run goes by what it measures.
     """
-    interval = preemptions(job, choice).interval_seconds
-    examples, tokens, counted = _epoch(job, choice)
+    expected = preemptions(job, choice)
+    interval, (examples, tokens, counted) = expected.interval_seconds, _epoch(job, choice)
     epoch = tokens / speed.middle
     if job.is_set("training.save_steps") or job.is_set("training.save_strategy"):
         for field in ("training.save_strategy", "training.save_steps"):
             if job.is_set(field):
                 yield set_by_user(job.config, field)
         return
-    if examples < _BY_EPOCH and epoch <= interval:
-        yield Decision(
-            "training.save_strategy",
-            "epoch",
-            f"{counted} are fewer than {_BY_EPOCH:,}, and an epoch takes about "
-            f"{duration(epoch)} here (rule: checkpoints)",
-        )
+    rule = by_default(examples, counted)
+    if epoch <= interval and is_worth(examples, epoch, expected.checkpoint_seconds):
+        reason = f"{rule.reason}; an epoch takes about {duration(epoch)} here"
+        yield Decision(rule.field, "epoch", reason)
         return
     steps = max(1, round(interval * speed.middle / (job.global_batch * choice.setting.length)))
-    yield Decision(
-        "training.save_steps",
-        None,
-        f"Young's interval: about every {duration(interval)} here (steps: {steps})",
-    )
+    reason = f"{rule.reason}: about every {duration(interval)} here (steps: {steps})"
+    yield replace(rule, reason=reason)
 
 
 def _epoch(job: Workload, choice: Choice) -> tuple[float, float, str]:

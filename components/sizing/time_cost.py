@@ -91,10 +91,12 @@ class Speed:
 class Preemptions:
     """What spot nodes add, with checkpoints at Young's interval.
 
+    checkpoint_seconds: how long training stops for a checkpoint.
     interval_seconds: between checkpoints.
     factor: relative to the time without preemptions.
     """
 
+    checkpoint_seconds: float
     interval_seconds: float
     factor: float
 
@@ -210,7 +212,7 @@ def preemptions(job: Workload, choice: Choice) -> Preemptions:
     between = job.config.recovery.seconds_between_failures
     interval = math.sqrt(2 * cost * between)
     lost = (interval / 2 + _RESTART_SECONDS) / between
-    return Preemptions(interval, 1 + cost / interval + lost)
+    return Preemptions(cost, interval, 1 + cost / interval + lost)
 
 
 @dataclass(frozen=True)

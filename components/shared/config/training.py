@@ -310,11 +310,12 @@ class TrainingConfig(Section):
     )
     save_strategy: Annotated[SaveStrategy | None, Effect.HANDLING, IfSet()] = Field(
         None,
-        description="When to save checkpoints. `steps`: every save_steps. `epoch`: at the end of "
-        "each epoch. `best`: only when a validation is the best so far. `time`: at an interval "
-        "that follows from what a checkpoint costs and the time between failures. All but best "
-        "also save the best model, with load_best_model_at_end, and the last step; a run that is "
-        "stopped always saves. None means steps if save_steps is set, else time.",
+        description="When to save checkpoints. `steps`: every save_steps. `time`: at an interval "
+        "that follows from what a checkpoint costs and the time between failures. `epoch`: at the "
+        "end of each epoch, and as with time within a longer one. `best`: only when a validation "
+        "is the best so far. All but best also save the best model, with load_best_model_at_end, "
+        "and the last step; a run that is stopped always saves. None means steps if save_steps is "
+        "set, else time; below 100,000 examples, also the end of an epoch if that is worth it.",
     )
     save_total_limit: Annotated[int, Effect.HANDLING] = Field(
         2, ge=1, description="Number of newest checkpoints to keep. The best one is kept as well."

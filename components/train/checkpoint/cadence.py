@@ -16,6 +16,7 @@ from typing import Final
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.checkpoints import is_worth
 
 FIRST_SECONDS: Final = 60.0
 """Interval before the first checkpoint, whose cost is not known yet."""
@@ -36,13 +37,18 @@ class Cadence:
 
     Args:
         cost: (blocking, writing) seconds of an earlier attempt's last checkpoint.
+        examples: of the training side; with few, an epoch ends with a checkpoint, if it is worth
+            that.
     """
 
     def __init__(
-        self, between_failures_seconds: float, cost: tuple[float, float] | None = None
+        self,
+        between_failures_seconds: float,
+        cost: tuple[float, float] | None = None,
+        examples: float = math.inf,
     ) -> None:
-        self.between_failures = between_failures_seconds
-        self.interval = FIRST_SECONDS
+        self.between_failures, self.examples = between_failures_seconds, examples
+        self.interval, self._blocking = FIRST_SECONDS, 0.0
         if cost is not None:
             self.measured(*cost)
         self.began()
@@ -54,12 +60,13 @@ class Cadence:
     def measured(self, blocking_seconds: float, writing_seconds: float) -> None:
         """Update the interval from a checkpoint's cost. It is never shorter than a write."""
         best = math.sqrt(2 * blocking_seconds * self.between_failures)
-        self.interval = max(best, writing_seconds)
+        self.interval, self._blocking = max(best, writing_seconds), blocking_seconds
 
-    @property
-    def due(self) -> bool:
-        """Whether the interval is over."""
-        return time.monotonic() - self._last >= self.interval
+    def is_due(self, *, epoch_ends: bool = False) -> bool:
+        """Return whether the interval is over, or an epoch's end is worth a checkpoint."""
+        seconds = time.monotonic() - self._last
+        worth = epoch_ends and is_worth(self.examples, seconds, self._blocking)
+        return worth or seconds >= self.interval
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Moment:
 
     better: whether it was validated, and the best so far.
     unscored: whether no validation has had a score yet.
-    due: whether the interval of a `Cadence` is over.
+    due: whether a `Cadence` said so before the step.
     """
 
     step: int
@@ -76,6 +83,11 @@ class Moment:
     better: bool
     unscored: bool
     due: bool
+
+
+def ends_epoch(step: int, rows: int, batch: int) -> bool:
+    """Return whether an epoch of some rows ends within a step of `batch` rows."""
+    return step * batch // rows > (step - 1) * batch // rows
 
 
 def is_saved(moment: Moment, training: TrainingConfig, *, rows: int, batch: int) -> bool:
@@ -91,7 +103,7 @@ def is_saved(moment: Moment, training: TrainingConfig, *, rows: int, batch: int)
     if moment.last or moment.due or (moment.better and training.load_best_model_at_end):
         return True
     if training.saves == "epoch":
-        return moment.step * batch // rows > (moment.step - 1) * batch // rows
+        return ends_epoch(moment.step, rows, batch)
     return training.save_steps is not None and moment.step % training.save_steps == 0
 
 

@@ -142,7 +142,7 @@ class LearnerTraining(TrainingLoop):
         progress, began = self.progress, time.monotonic()
         if stop := self.requests.requested_outcome(progress.step):
             return stop, False
-        due = self.cadence is not None and self.cadence.due
+        due = self._is_due()
         rows, size = self._batch(), self.step_rows
         learned = self.learner.learn(rows, learning_rate_scale=self.spec.learning_rate_scale)
         self._check(learned)

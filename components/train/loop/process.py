@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -133,12 +134,14 @@ class RankProcess(ABC):
         return open_store(self.config, self.fence, lineage)
 
     def cadence(self) -> Cadence | None:
-        """Return when to save checkpoints; None if it is not by time, or another rank says it."""
+        """Return when to save checkpoints by time; None if another rank says it."""
         from steadytrain.components.train.checkpoint.cadence import Cadence
 
-        if self.config.training.saves != "time" or self.number != 0:
+        if self.number != 0:
             return None
-        return Cadence(self.spec.seconds_between_failures, self.spec.checkpoint_seconds)
+        by_default = self.config.training.save_strategy is None
+        examples = self.data.sides["train"].documents if by_default else math.inf
+        return Cadence(self.spec.seconds_between_failures, self.spec.checkpoint_seconds, examples)
 
     def finish(
         self, training: Ended, outcome: AttemptOutcome, *, steps: int, parameters: int

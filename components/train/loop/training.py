@@ -159,11 +159,6 @@ class Training(TrainingLoop):
             self.halving.repeat(result)
             self.reporter.emit(result)
 
-    def _is_due(self) -> bool:
-        """Return whether the interval between checkpoints is over, if they are saved by time."""
-        by_time = self.parts.config.training.saves == "time"
-        return by_time and self.cadence is not None and self.cadence.due
-
     def _update(self, batches: list[Batch], weight: int) -> StepResult | DecisionMade:
         """Return the result of a step, or the decision to repeat it with other micro-batches."""
         self.halving.begin(len(batches))

@@ -8,7 +8,12 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.events.types import AttemptOutcome
-from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, is_saved
+from steadytrain.components.train.checkpoint.cadence import (
+    Cadence,
+    Moment,
+    ends_epoch,
+    is_saved,
+)
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.failures import NonFiniteState
 from steadytrain.components.train.loop.progress import (
@@ -26,7 +31,7 @@ class TrainingLoop(ABC):
     """The loop and its state.
 
     config: of the next step.
-    cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
+    cadence: on rank 0; it counts unless checkpoints are saved by `save_steps` or score.
     beat: records a sign of life, with the phase and the steps done.
     steps: of the full training run. epoch_rows, step_rows: rows of an epoch, and of a step.
     metric: the one that selects the best model.
@@ -86,12 +91,23 @@ class TrainingLoop(ABC):
         """Return the settings of the next step."""
         return self.config.training
 
+    def _is_due(self) -> bool:
+        """Return whether the next step ends with a checkpoint by time. Only rank 0 knows it.
+
+        An epoch of hours does not delay a checkpoint. A step that is an epoch is no reason for one.
+        """
+        if self.cadence is None or self.config.training.saves not in ("time", "epoch"):
+            return False
+        rows, batch = self.epoch_rows, self.step_rows
+        epoch_ends = batch < rows and ends_epoch(self.progress.step + 1, rows, batch)
+        return self.cadence.is_due(epoch_ends=epoch_ends)
+
     @abstractmethod
     def _step(self) -> tuple[AttemptOutcome | None, bool]:
         """Take a step, or return the outcome that was requested.
 
         Returns:
-            That outcome, and whether the interval between checkpoints was over before the step.
+            That outcome, and whether a checkpoint was due (`_is_due`).
         """
 
     @abstractmethod

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import SERIES, TABLES
 from steadytrain.components.shared.config.fields import Decision, differs, set_by_user
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import BatchPlan, plan_batch
+from steadytrain.components.sizing.checkpoints import by_default
 from steadytrain.components.sizing.decisions import Start, estimated_memory, planned_start
 from steadytrain.components.sizing.learned import Learned, learned_path
 from steadytrain.components.train.failures import FailureClass
@@ -103,13 +106,13 @@ class Sizing:
             Learned(limit=learned.settings).save(self._path)
 
     def _checkpoints(self) -> Decision:
-        field = "training.save_strategy"
-        if differs(self.config, field):
-            return set_by_user(self.config, field)
-        field = "training.save_steps"
-        if differs(self.config, field):
-            return set_by_user(self.config, field)
-        return Decision(field, None, "Young's interval")
+        for field in ("training.save_strategy", "training.save_steps"):
+            if differs(self.config, field):
+                return set_by_user(self.config, field)
+        documents, task = self.data.sides["train"].documents, self.config.data.task
+        # Each step of a table or series is an epoch.
+        in_epochs = task not in (*TABLES, *SERIES)
+        return by_default(documents if in_epochs else math.inf, f"{documents:,} examples")
 
     def _start(self, nodes: int) -> Start | None:
         return planned_start(

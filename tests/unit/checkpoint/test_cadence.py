@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import CheckpointSaved, Validated
+from steadytrain.components.sizing import checkpoints as checkpoints_of_epochs
 from steadytrain.components.train.checkpoint import cadence
 from steadytrain.components.train.checkpoint.cadence import (
     Cadence,
@@ -38,11 +39,27 @@ def test_interval_matches_young_and_daly(clock):
     assert own.interval == pytest.approx(math.sqrt(2 * 0.25 * 7200)) == 60
 
     clock[0] += 59.9
-    assert not own.due
+    assert not own.is_due()
     clock[0] += 0.1
-    assert own.due
+    assert own.is_due()
     own.began()
-    assert not own.due
+    assert not own.is_due()
+
+
+@pytest.mark.parametrize(
+    ("examples", "blocking", "worth"),
+    [(99_999, 0.1, 5), (99_999, 3, 60), (100_000, 0.1, None)],
+    ids=["a restart takes longer", "a twentieth of the time", "many examples"],
+)
+def test_end_of_an_epoch_is_worth_a_checkpoint(clock, examples, blocking, worth):
+    own = Cadence(14_400, (blocking, 0.5), examples=examples)
+    for second in range(int(own.interval)):
+        clock[0] += 1
+        assert own.is_due(epoch_ends=True) == (worth is not None and second + 1 >= worth)
+        assert not own.is_due()
+    clock[0] += 1
+    # An epoch that takes hours loses no more than others do.
+    assert own.is_due()
 
 
 @pytest.mark.parametrize("cost", [0.01, 0.3, 20])
@@ -158,6 +175,27 @@ def test_run_saves_only_its_best_models(tmp_path):
 def test_run_saves_at_the_end_of_each_epoch(tmp_path):
     saved, _, _ = checkpoints(tmp_path, [], save_strategy="epoch")
     assert saved == [5, 10, 12], "20 rows are 5 steps"
+
+
+@pytest.mark.parametrize(
+    ("rows", "strategy", "expected"),
+    [
+        (20, None, [5, 10, 12]),
+        (20, "time", [12]),
+        (4, None, [12]),
+    ],
+    ids=["epochs", "by time alone", "each step is an epoch"],
+)
+def test_run_saves_few_examples_by_epoch_if_nobody_says_otherwise(
+    tmp_path, monkeypatch, rows, strategy, expected
+):
+    monkeypatch.setattr(checkpoints_of_epochs, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints_of_epochs, "_TIMES", 0)
+    data = write_data(tmp_path / "data", language_rows(rows), [])
+    training = {**STRATEGIES, "save_steps": None, "save_strategy": strategy}
+    bench = Bench.make(tmp_path, data, training=training)
+    bench.train_here()
+    assert [event.step for event in events_of(bench.workspace, CheckpointSaved)] == expected
 
 
 def test_best_without_validation_data_is_refused(tmp_path):

@@ -17,6 +17,8 @@ from steadytrain.components.sizing.fit import choose
 from steadytrain.components.sizing.hardware import all_gpus, find_gpu, priced
 from steadytrain.components.sizing.machine import Hosts, Node
 from steadytrain.components.sizing.strategy import offloading_options, options
+from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.sizing import Sizing
 
 LLAMA = "hub:meta-llama/Llama-3"
 SMALL = "hub:Qwen/Qwen2.5-0.5B"
@@ -267,7 +269,7 @@ def test_steps_come_from_the_prepared_data(configure):
     plan = plan_training(config, [H100], H100)
     assert plan.length.steps == 63
     assert plan.length.tokens == pytest.approx(63 * 32 * 700)
-    assert chosen(plan)["training.save_steps"] is None, "Young's interval, like in a run"
+    assert chosen(plan)["training.save_strategy"] is None, "a run goes by what it measures"
 
 
 @pytest.mark.parametrize(
@@ -287,36 +289,46 @@ def test_plan_recommends_epochs_by_the_amount_of_data(configure, task, documents
 
 
 @pytest.mark.parametrize(
-    ("documents", "tokens", "strategy"),
-    [(3000, 7000, "epoch"), (200_000, 700_000, None), (3000, 7_000_000_000, None)],
-    ids=["small", "many examples", "an epoch takes hours"],
+    ("documents", "tokens", "field", "strategy"),
+    [
+        (3000, 150_000, "training.save_strategy", "epoch"),
+        (3000, 7000, "training.save_strategy", None),
+        (3000, 7_000_000_000, "training.save_strategy", None),
+        (200_000, 150_000, "training.save_steps", None),
+    ],
+    ids=["small", "an epoch takes no time", "an epoch takes hours", "many examples"],
 )
-def test_plan_saves_small_data_by_epoch(configure, documents, tokens, strategy):
+def test_plan_saves_small_data_by_epoch(configure, documents, tokens, field, strategy):
     config = configure()
-    prepared(config, SideRecord(shards=[], rows=1000, documents=documents, tokens=tokens), "data")
-    found = chosen(plan_training(config, [H100], H100))
-    assert found.get("training.save_strategy") == strategy
-    assert ("training.save_steps" in found) == (strategy is None)
+    side = SideRecord(shards=[], rows=1000, documents=documents, tokens=tokens)
+    prepared(config, side, "data")
+    plan = plan_training(config, [H100], H100)
+    found = {name: value for name, value in chosen(plan).items() if "save" in name}
+    assert found == {field: strategy}
+    told = reasons(plan)[field]
+    assert ("an epoch takes about" in told) == (strategy == "epoch")
+    data = DataRecord.load(Workspace.of(config).record("preprocess"))
+    last = Sizing(config, data, "no such GPU", 1).decisions(History())[-1]
+    assert last.field == field
+    assert told.startswith(last.reason), "the run tells the same rule"
     given = configure(training__save_strategy="time")
     assert chosen(plan_training(given, [H100], H100))["training.save_strategy"] == "time"
 
 
-@pytest.mark.parametrize(("records", "strategy"), [(300, "epoch"), (0, None)])
-def test_plan_before_preparation_saves_the_records_it_counts_by_epoch(
-    configure, tmp_path, records, strategy
-):
+@pytest.mark.parametrize("records", [300, 0])
+def test_plan_before_preparation_saves_the_records_it_counts_by_epoch(configure, tmp_path, records):
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(f'{{"text": "record {n}, and some words"}}\n' for n in range(records)))
     given = {"data__task": "causal_lm", "data__source": [str(path)]}
     config = configure(**given, model__tokenizer="hub:nobody/nothing")
     plan = plan_training(config, [H100], H100)
-    assert chosen(plan).get("training.save_strategy") == strategy
-    assert ("training.save_steps" in chosen(plan)) == (strategy is None)
-    if strategy:
+    assert ("training.save_strategy" in chosen(plan)) == bool(records)
+    assert ("training.save_steps" in chosen(plan)) == (not records)
+    if records:
         counted = f"about {plan.job.sampled.documents} examples before preparation"
         assert reasons(plan)["training.save_strategy"].startswith(counted)
         assert 200 < plan.job.sampled.documents < records
-        assert filled(plan).training.saves == "epoch"
+        assert filled(plan).training.save_strategy is None
 
 
 def test_size_of_all_data_and_not_a_prepared_sample_decides_about_checkpoints(configure, tmp_path):
@@ -325,7 +337,7 @@ def test_size_of_all_data_and_not_a_prepared_sample_decides_about_checkpoints(co
     given = {"data__task": "causal_lm", "data__source": [str(path)]}
     config = configure(**given, model__tokenizer="hub:nobody/nothing")
     prepared(config, SideRecord(shards=[], rows=10, documents=300, tokens=2000), "data")
-    assert chosen(plan_training(config, [H100], H100))["training.save_strategy"] == "epoch"
+    assert "training.save_strategy" in chosen(plan_training(config, [H100], H100))
     whole = plan_training(config, [H100], H100, data_bytes=1000 * path.stat().st_size)
     assert chosen(whole)["training.save_steps"] is None
 

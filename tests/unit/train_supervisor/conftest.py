@@ -11,7 +11,7 @@ import pytest
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import ComputeConfig, from_mapping
 from steadytrain.components.shared.lease import hold
-from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -95,7 +95,7 @@ def data(tmp_path):
         folder=str(tmp_path),
         fingerprint="f" * 64,
         task="causal_lm",
-        sides={},
+        sides={"train": SideRecord(shards=[], rows=100, documents=100)},
         test_records="",
         split_digest="",
     )

@@ -12,6 +12,7 @@ from mlflow.store.entities import PagedList
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import AttemptStarted, DecisionMade
+from steadytrain.components.shared.records import SideRecord
 from steadytrain.components.shared.tracking.finish import PLAN, log_lineage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
@@ -109,11 +110,35 @@ def test_each_part_of_a_plan_has_its_reason(config, data):
         "32",
         "the rank's whole share of the global batch fits",
     )
-    assert told["training.save_steps"] == ("(open)", "Young's interval")
+    field, (text, reason) = [*told.items()][-1]
+    assert (field, text) == ("training.save_strategy", "(open)")
+    assert reason.startswith("100 examples are fewer than 100,000")
+    assert reason.endswith("and at Young's interval")
     strategy = {"compute": {"strategy": "zero1"}, "training": {**WIDE, "save_steps": 7}}
     told = reasons(sized(config, data, ranks=2, **strategy), History())
     assert told["compute.strategy"] == ("zero1", "set by you")
     assert told["training.save_steps"] == ("7", "set by you")
+
+
+@pytest.mark.parametrize(
+    ("documents", "changes"),
+    [(100_000, {}), (100, {"task": "tabular_classification", "target": "y"})],
+    ids=["many", "a table"],
+)
+def test_many_examples_and_tables_are_saved_by_time_alone(config, data, documents, changes):
+    side = SideRecord(shards=[], rows=100, documents=documents)
+    model = {"framework": "sklearn", "config": {"model_type": "linear"}} if changes else {}
+    content = config.model_dump(exclude_defaults=True) | ({"model": model} if model else {})
+    content["data"] |= changes
+    sizing = Sizing(
+        from_mapping(content), data.model_copy(update={"sides": {"train": side}}), "GPU", 1
+    )
+    (last,) = [item for item in sizing.decisions(History()) if "save" in item.field]
+    assert (last.field, last.value, last.reason) == (
+        "training.save_steps",
+        None,
+        "Young's interval",
+    )
 
 
 @pytest.mark.parametrize("device", [H100, "GPU"], ids=["planned", "derived"])
