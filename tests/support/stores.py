@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import os
 import shutil
@@ -37,6 +38,8 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     If the tests run in several processes, their temporary folders have the same parent.
     """
+    mlflow = import_mlflow()
+    _read_migrations_once()
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -45,9 +48,17 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             making.unlink(missing_ok=True)
-            import_mlflow().MlflowClient(f"sqlite:///{making}").search_experiments()
+            mlflow.MlflowClient(f"sqlite:///{making}").search_experiments()
             making.rename(path)
     return path
+
+
+@functools.cache
+def _read_migrations_once() -> None:
+    """Let MLflow remember its newest migration: to open a store, it reads all 67 of them."""
+    from mlflow.store.db import utils
+
+    utils._get_latest_schema_revision = functools.cache(utils._get_latest_schema_revision)
 
 
 def with_store(output: Path, store: Path) -> Path:
