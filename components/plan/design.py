@@ -268,7 +268,7 @@ def _rounded(value: float) -> str:
 
 def distributed_config(plan: Plan) -> DistributedConfig:
     """Return how the ranks of a planned training run share the work."""
-    machine, sharing = plan.job.machine, plan.choice.setting.sharing
+    machine = plan.job.machine
     tips = [
         f"{decision.field}: {decision.reason}"
         for decision in plan.decisions
@@ -285,7 +285,7 @@ def distributed_config(plan: Plan) -> DistributedConfig:
         compute_strategy=plan.choice.option.strategy,
         launch={
             **_launch(machine.nodes, machine.per_node),
-            **(_accelerate(machine.nodes) if sharing.accelerate else {}),
+            **(_accelerate(machine.nodes) if plan.has_accelerate else {}),
             "trainjob": "kubectl apply -f trainjob.yaml",
         },
         tips=[*tips, *plan.remarks],

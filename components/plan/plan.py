@@ -99,6 +99,12 @@ class Plan:
         return not self.problems
 
     @property
+    def has_accelerate(self) -> bool:
+        """Whether `accelerate launch` starts the ranks: of several on CPUs, it starts one."""
+        machine, known = self.job.machine, self.choice.setting.sharing.accelerate
+        return bool(known) and (machine.gpu.cuda or machine.ranks == 1)
+
+    @property
     def stored_weights(self) -> tuple[int, int]:
         """Numbers of trained and of exported parameters."""
         adapter = self.choice.setting.adapter

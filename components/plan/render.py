@@ -302,7 +302,8 @@ def texts(plan: Plan) -> dict[str, str]:
     """Return the text of the plan's files by name.
 
     steadytrain.yaml: the configuration with all open fields filled in.
-    accelerate.yaml: for `accelerate launch` with your own program, if it has such a strategy.
+    accelerate.yaml: for `accelerate launch` with your own program, if that can start
+        these ranks.
     deepspeed.json: if the strategy is one of DeepSpeed's.
     trainjob.yaml: the first attempt as steadytrain would submit it to Kubeflow Trainer.
     training_args.json: the arguments for Transformers' Trainer, each with its reason.
@@ -317,7 +318,7 @@ def texts(plan: Plan) -> dict[str, str]:
         "steadytrain.yaml": config.to_yaml(),
         "trainjob.yaml": yaml.safe_dump_all(trainjob(config), sort_keys=False),
     }
-    if plan.choice.setting.sharing.accelerate:
+    if plan.has_accelerate:
         result["accelerate.yaml"] = yaml.safe_dump(accelerate_config(plan), sort_keys=False)
     if plan.choice.setting.deepspeed:
         result["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)

@@ -255,22 +255,28 @@ def test_written_schedule_is_what_the_trigger_applies(call, tmp_path, name):
 
 
 @pytest.mark.slow
-def test_torchrun_script_starts_the_ranks(call, tmp_path):
+@pytest.mark.parametrize(
+    "script", [["torchrun.sh"], ["accelerate.sh", "--main_process_port=0"]], ids=lambda one: one[0]
+)
+def test_launch_script_starts_the_ranks(call, tmp_path, script):
     words = ("chat", "--gpu-type", "a100", "--gpu-count", "2", *STEPS, "--write", "made")
     base = ("--set", "model.base=hub:Qwen/Qwen2.5-0.5B")
     assert call("design", *words, *base).exit_code == 0
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, pathlib, sys\n"
-        "pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])\n"
+        "import pathlib, sys, torch\n"
+        "from accelerate import Accelerator\n"
+        "ranks = Accelerator(cpu=True)\n"
+        "total = ranks.reduce(torch.tensor(ranks.process_index + 1.0), 'sum')\n"
+        "pathlib.Path(sys.argv[1], str(ranks.process_index)).write_text(str(total.item()))\n"
     )
     (tmp_path / "ranks").mkdir()
     binary = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{binary}:{os.environ['PATH']}"}
-    script = ["sh", "made/torchrun.sh", "program.py", "ranks"]
-    subprocess.run(script, cwd=tmp_path, env=environment, check=True, timeout=600)
+    words = ["sh", *script, "../program.py", "../ranks"]
+    subprocess.run(words, cwd=tmp_path / "made", env=environment, check=True, timeout=600)
     found = {path.name: path.read_text() for path in (tmp_path / "ranks").iterdir()}
-    assert found == {"0": "2", "1": "2"}
+    assert found == {"0": "3.0", "1": "3.0"}
 
 
 def test_price_of_inference_follows_from_the_throughput(call):

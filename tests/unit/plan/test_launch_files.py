@@ -13,6 +13,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage.local import write_texts
+from steadytrain.components.sizing.hardware import this_cpu
 from steadytrain.components.train.transformers_script import ARGUMENTS, SCRIPT
 
 from support.plugins import write_plugin
@@ -121,6 +122,15 @@ def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path
     )
     written = {path.name for path in write_texts(tmp_path / "plan", texts(plan), "--write")}
     assert written == {"steadytrain.yaml", "trainjob.yaml", ARGUMENTS, SCRIPT}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_is_not_to_start_several_ranks_on_a_cpu(configure, ranks):
+    small = "hub:HuggingFaceTB/SmolLM2-135M"
+    config = configure(compute__device="cpu", compute__nproc_per_node=ranks, model__base=small)
+    cpu = this_cpu(config)
+    written = texts(plan_training(config, [cpu], cpu))
+    assert ("accelerate.yaml" in written) == (ranks == 1)
 
 
 def test_trainjob_asks_for_the_plans_gpus(written):
