@@ -33,11 +33,6 @@ def example(request, tmp_path):
     return folder, block.text.splitlines()
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(name, marks=[pytest.mark.long] * (name != "trades")) for name in NAMES],
-    indirect=True,
-)
 def test_example_trains_what_its_page_says(example):
     folder, (write, plan, run, serve) = example
     assert write == "python make_data.py ."
