@@ -21,6 +21,8 @@ from steadytrain.pipelines.options import (
     amount,
     check_extra,
     gigabytes,
+    keeps_source,
+    named_folder,
     with_options,
 )
 
@@ -84,8 +86,10 @@ def design(
     write: Annotated[
         Path | None,
         typer.Option(
+            parser=named_folder,
+            metavar="PATH",
             help="Folder to write to: design.json, the completed steadytrain.yaml, pipeline.yaml, "
-            "schedules.yaml, and the files and scripts of other launchers."
+            "schedules.yaml, and the files and scripts of other launchers.",
         ),
     ] = None,
     as_json: Json = False,
@@ -107,6 +111,7 @@ def design(
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
     from steadytrain.pipelines.planners import planned
 
+    keeps_source(source, write)
     nodes, per_node = nodes_for(gpu_count)
     given: list[Override] = [*overrides]
     if framework:

@@ -69,11 +69,31 @@ def readable_folder(path: Path) -> Path:
     return path
 
 
-def _folder(text: str | Path) -> Path:
+def named_folder(text: str | Path) -> Path:
     """Return the path, but reject "", which `Path` takes for the current folder."""
     if not str(text):
-        raise typer.BadParameter("is empty: give the folder with the runs, or leave it out")
+        raise typer.BadParameter("is empty: give a folder, or leave it out")
     return Path(text)
+
+
+def keeps_source(source: str, write: Path | None) -> None:
+    """Check that a completed configuration does not replace the one that it is made from.
+
+    Raises:
+        BadInput: it would.
+    """
+    if write is None:
+        return
+    same = False
+    # A file that does not exist, or cannot, is not replaced.
+    with contextlib.suppress(OSError, ValueError):
+        same = (write / "steadytrain.yaml").samefile(source)
+    if same:
+        raise BadInput(
+            f"--write {write}: steadytrain.yaml there is the configuration itself, which would be "
+            "replaced",
+            remedy="give another folder",
+        )
 
 
 LARGEST_GB: Final = 1e6
@@ -171,7 +191,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        parser=_folder,
+        parser=named_folder,
         metavar="PATH",
         callback=readable_folder,
         help="The folder with the runs.",

@@ -22,6 +22,8 @@ from steadytrain.pipelines.options import (
     amount,
     check_extra,
     gigabytes,
+    keeps_source,
+    named_folder,
     with_options,
 )
 
@@ -67,8 +69,10 @@ def plan(
     write: Annotated[
         Path | None,
         typer.Option(
+            parser=named_folder,
+            metavar="PATH",
             help="Folder to write the filled-in configuration to, with the equivalent files for "
-            "accelerate, DeepSpeed and Kubeflow Trainer."
+            "accelerate, DeepSpeed and Kubeflow Trainer.",
         ),
     ] = None,
     calibrate: Annotated[
@@ -116,6 +120,7 @@ def plan(
     from steadytrain.pipelines.planners import planned
     from steadytrain.pipelines.sources import open_source
 
+    keeps_source(source, write)
     sizes = {"compute.nodes": nodes, "compute.nproc_per_node": gpus_per_node}
     chosen = open_source(source, with_options(overrides, run=run, output=output, **sizes))
     for remark in chosen.remarks:

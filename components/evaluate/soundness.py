@@ -63,7 +63,8 @@ def check(address: str) -> Soundness:
     """Check a checkpoint or the folder of a model.
 
     Raises:
-        BadInput: it is neither, or a checkpoint whose folder has another name.
+        BadInput: it is neither, or a checkpoint whose folder has another name; or files of it were
+            removed meanwhile.
         StorageError: storage failed.
     """
     if is_of_a_step(address.rstrip("/").rpartition("/")[2]):
@@ -74,7 +75,13 @@ def check(address: str) -> Soundness:
             f"{folder}: is a checkpoint, but not in a folder with the name of its step",
             remedy="name the folder as it was in the run, for example step-00000100",
         )
-    return check_model(folder)
+    try:
+        return check_model(folder)
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"{folder}: {error.filename} was removed while it was checked",
+            remedy="check it again when nothing else writes there",
+        ) from error
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> Soundness:
@@ -229,10 +236,14 @@ def _load_alone(folder: Path, found: Soundness) -> None:
     import transformers
 
     config = folder / "config.json"
-    content = json.loads(config.read_bytes()) if config.is_file() else {}
-    named: list[str] = content.get("architectures") or []
-    auto = getattr(transformers, named[0], None) if named else None
-    if auto is None:
+    try:
+        content = json.loads(config.read_bytes()) if config.is_file() else {}
+        named = str(next(iter(content.get("architectures") or [""])))
+    except (ValueError, TypeError, AttributeError):
+        found.problems.append(f"{config.name}: is not the configuration of a model")
+        return
+    auto = getattr(transformers, named, None)
+    if auto is None or not hasattr(auto, "from_pretrained"):
         found.skipped.append("loading: config.json names no class of Transformers")
         return
     try:
@@ -241,18 +252,18 @@ def _load_alone(folder: Path, found: Soundness) -> None:
         found.problems.append(f"{folder.name}: does not load ({error})")
         return
     lacking = sorted(info["missing_keys"])
-    found.note([f"{name}: is missing" for name in lacking], f"the model loads as {named[0]}")
+    found.note([f"{name}: is missing" for name in lacking], f"the model loads as {named}")
 
 
 def _of_index(folder: Path) -> Iterator[str]:
     """Yield the shards that an index names and that are missing."""
     for index in folder.rglob(_INDEX):
         try:
-            named = json.loads(index.read_bytes())["weight_map"]
-        except (ValueError, KeyError):
+            shards = Counter(map(str, json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError):
             yield f"{index.relative_to(folder)}: is not an index of shards"
             continue
-        for name, tensors in Counter(named.values()).items():
+        for name, tensors in shards.items():
             if not (index.parent / name).is_file():
                 yield f"{name}: is missing; it has {tensors} tensors"
 

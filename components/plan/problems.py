@@ -17,12 +17,13 @@ from steadytrain.components.shared.config.fields import power
 from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.sizing.decisions import recipe_of_plan
 from steadytrain.components.sizing.fit import Choice, at, fitting, works
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.sizing.learned import learned_otherwise
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Machine, Workload
-from steadytrain.components.sizing.recipe import MEDIUM, rates
+from steadytrain.components.sizing.recipe import MEDIUM, learning_rate, rates
 from steadytrain.components.sizing.strategy import (
     BILLION,
     LARGEST,
@@ -144,11 +145,14 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             "the plan's precision, adapters and optimizer, starts with a micro-batch of at "
             f"most {known.limit.micro_batch_size}"
         )
-    rate = job.config.training.learning_rate
+    training = job.config.training
+    rate, scaled = training.learning_rate, training.lr_scaling != "none"
     low, high, _ = rates(choice.setting.adapter, job.shape.parameters)
-    if rate is not None and not low <= rate <= high and not job.from_scratch:
+    trained = learning_rate(recipe_of_plan(job, choice))
+    if (rate is not None or scaled) and not low <= trained <= high and not job.from_scratch:
+        by = " by training.lr_scaling" if scaled else ""
         yield (
-            f"training.learning_rate = {power(rate)} is outside the rule's {power(low)} to "
+            f"training.learning_rate = {power(trained)}{by} is outside the rule's {power(low)} to "
             f"{power(high)} for fine-tuning this model; it is unchanged"
         )
     if rate is None and job.config.data.task == "causal_lm" and not job.from_scratch:

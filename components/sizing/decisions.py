@@ -40,19 +40,19 @@ def decisions(job: Workload, choice: Choice, speed: Span) -> list[Decision]:
     Args:
         speed: in tokens per second.
     """
-    adapter, parameters = choice.setting.adapter, job.shape.parameters
     return [
         *efficiency(job, choice),
-        *recipe(_with_batch(job), adapter, parameters, job.is_set),
+        *recipe_of_plan(job, choice),
         _attention(job),
         *_checkpoints(job, choice, speed),
     ]
 
 
-def _with_batch(job: Workload) -> RunConfig:
-    """Return the configuration with the plan's global batch, which scales the learning rate."""
+def recipe_of_plan(job: Workload, choice: Choice) -> list[Decision]:
+    """Return the recipe of a plan, whose global batch scales the learning rate."""
     training = job.config.training.model_copy(update={"global_batch_size": job.global_batch})
-    return job.config.model_copy(update={"training": training})
+    config = job.config.model_copy(update={"training": training})
+    return recipe(config, choice.setting.adapter, job.shape.parameters, job.is_set)
 
 
 def efficiency(job: Workload, choice: Choice) -> list[Decision]:

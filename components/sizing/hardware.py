@@ -337,7 +337,7 @@ def _read_prices(text: str, what: str) -> Mapping[str, Prices]:
         return _PRICES.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"])) or "the file"
         raise BadInput(
             f"{what}: {_line(text, str([*first['loc'], ''][0]))}{where}: {first['msg']}",
             remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, one GPU "

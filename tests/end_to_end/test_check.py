@@ -184,3 +184,29 @@ def test_model_that_does_not_load_is_no_traceback(copy, name):
     record.write_text(json.dumps(json.loads(record.read_text()) | {"files": {}}))
     (problem,) = check(str(copy / "model")).problems
     assert problem.startswith("model: does not load")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["[1, 2]", '{"weight_map": [1], "architectures": 3}', "{", "7"])
+def test_json_of_another_shape_beside_a_model_is_named(tmp_path, name, content):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / name).write_text(content)
+    (problem,) = check(str(tmp_path)).problems
+    assert problem.startswith(f"{name}: is not")
+
+
+def test_class_that_loads_no_model_is_skipped(tmp_path):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architectures": ["logging"]}')
+    found = check(str(tmp_path))
+    assert found.problems == []
+    assert "loading: config.json names no class of Transformers" in found.skipped
+
+
+def test_folder_that_goes_away_meanwhile_is_no_bug(tmp_path, monkeypatch):
+    def vanish(folder):
+        raise FileNotFoundError(2, "No such file or directory", str(folder / "part"))
+
+    monkeypatch.setattr("steadytrain.components.evaluate.soundness.check_model", vanish)
+    with pytest.raises(BadInput, match="part was removed while it was checked"):
+        check(str(tmp_path))

@@ -364,7 +364,7 @@ def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def write_requested(path: Path, content: bytes, option: str) -> None:
-    """Write a file and create its parent folders.
+    """Write a file and create its parent folders. A write that fails or ends keeps what was there.
 
     Args:
         path: the file.
@@ -375,8 +375,14 @@ def write_requested(path: Path, content: bytes, option: str) -> None:
         BadInput: if it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        target = path.resolve()
+        if target.exists() and not target.is_file():  # such as /dev/stdout
+            path.write_bytes(content)
+            return
+        with _temporary(target) as (handle, temporary):
+            handle.write(content)
+            handle.flush()
+            temporary.replace(target)
     except OSError as error:
         raise BadInput(
             f"{option} {path} cannot be written: {error.strerror}",

@@ -221,6 +221,24 @@ def test_number_that_would_be_ignored_or_overflow_is_refused(call, option, value
     assert "is not a number from" in done.output
 
 
+@pytest.mark.parametrize("command", ["plan", "design"])
+def test_files_do_not_go_where_nobody_asked_for_them(call, tmp_path, command):
+    whole = "# mine\n" + load("causal-lm").to_yaml()
+    (tmp_path / "steadytrain.yaml").write_text(whole)
+    empty = call(command, "causal-lm", "--write", "")
+    assert empty.exit_code == 2
+    assert "is empty" in empty.output
+    done = call(command, "steadytrain.yaml", "--write", ".")
+    assert "is the configuration itself" in str(done.exception)
+    assert (tmp_path / "steadytrain.yaml").read_text() == whole
+
+
+def test_empty_price_table_is_refused_by_name(call, tmp_path):
+    (tmp_path / "prices.yaml").write_text("")
+    done = call("design", "chat", "--prices", "prices.yaml")
+    assert "prices.yaml: the file: " in str(done.exception)
+
+
 def test_framework_of_tables_for_texts_is_refused_as_the_framework_that_it_is(call):
     done = call("design", "--task", "nlp", "--framework", "xgboost")
     assert done.exit_code

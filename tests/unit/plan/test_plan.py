@@ -99,6 +99,16 @@ def test_user_settings_stay(make_plan, field, value):
     assert held.get(field, value) == value
 
 
+@pytest.mark.parametrize(("given", "base"), [(1e-5, 1), (None, 1), (1e-5, 32), (4e-5, 512)])
+def test_scaled_learning_rate_is_what_the_rule_judges(make_plan, given, base):
+    batch = {"training__global_batch_size": 128, "training__base_global_batch_size": base}
+    scaled = {"training__learning_rate": given, "training__lr_scaling": "linear"}
+    plan = make_plan("h100", 8, **scaled, **batch)
+    rate = (given or 1e-5) * 128 / base
+    remark = "by training.lr_scaling is outside the rule's 5e-6 to 1e-5"
+    assert (remark in "\n".join(plan.remarks)) == (rate > 1e-5)
+
+
 def test_learning_rate_outside_the_rule_stays_with_a_remark(make_plan):
     plan = make_plan("h100", 8, training__learning_rate=3e-3, training__warmup_steps=0.3)
     told = "\n".join(plan.remarks)

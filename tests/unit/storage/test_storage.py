@@ -22,7 +22,7 @@ from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.paths import UnsafeName, below
 from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage, s3
 from steadytrain.components.shared.storage.base import Weight
-from steadytrain.components.shared.storage.local import is_stored
+from steadytrain.components.shared.storage.local import is_stored, write_texts
 from steadytrain.components.train.checkpoint import CheckpointStore
 
 from support.checkpoints import save
@@ -412,3 +412,21 @@ def test_package_path_stays_in_its_package(name):
         package_folder(name.removeprefix("package:"))
     with pytest.raises(UnsafeName, match="not the name of a file"):
         find_files(name, [])
+
+
+def test_write_that_fails_keeps_what_was_there(tmp_path):
+    link, target = tmp_path / "link.yaml", tmp_path / "steadytrain.yaml"
+    target.write_text("before")
+    link.symlink_to(target)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    try:
+        with pytest.raises(BadInput, match="cannot be written: File too large"):
+            write_texts(tmp_path, {link.name: "after" * 1000}, "--write")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert target.read_text() == "before"
+    assert link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, target]
+    write_texts(tmp_path, {link.name: "after"}, "--write")
+    assert target.read_text() == "after"
