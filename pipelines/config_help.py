@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -171,6 +170,7 @@ def _comment(text: str, indent: str) -> list[str]:
 
 def _value(value: Any) -> str:
     """Return a value as YAML on one line."""
-    text = dump(value, default_flow_style=True, width=math.inf)
+    # To libyaml, a negative width has no limit; infinity is an error.
+    text = dump(value, default_flow_style=True, width=-1)
     # PyYAML ends a plain scalar with a document end.
     return text.removesuffix("...\n").rstrip("\n")
