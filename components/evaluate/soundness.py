@@ -76,6 +76,13 @@ def check(address: str) -> Soundness:
             remedy="name the folder as it was in the run, for example step-00000100",
         )
     try:
+        below = (*folder.glob("*"), *folder.glob("*/*"))
+        step = next((path for path in below if is_of_a_step(path.name)), None)
+        if step is not None:
+            raise BadInput(
+                f"{folder}: has checkpoints below it, and is none itself",
+                remedy=f"name one, such as {step}, or the run's folder model",
+            )
         return check_model(folder)
     except FileNotFoundError as error:
         raise BadInput(

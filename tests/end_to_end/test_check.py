@@ -104,6 +104,12 @@ def change_a_value(path, value):
     return name.removeprefix("model/")
 
 
+@pytest.mark.parametrize("below", ["", "checkpoints"])
+def test_folder_of_checkpoints_is_not_taken_for_a_model(run, below):
+    with pytest.raises(BadInput, match="has checkpoints below it"):
+        check(str(run / below))
+
+
 def test_nan_with_a_matching_digest_is_found(copy):
     checkpoint = newest(copy)
     name = change_a_value(weights_of(checkpoint), float("nan"))
