@@ -80,13 +80,13 @@ class FileLog:
         self.next = len(records)
         return records
 
-    def append(self, record: Record) -> None:
-        """Append a record durably. To continue a file, call `read` or `scan` before.
+    def append(self, *records: Record) -> None:
+        """Append records durably. To continue a file, call `read` or `scan` before.
 
         Raises:
-            StorageError: the record cannot be written; the log is as before.
+            StorageError: they cannot be written; the log is as before.
         """
-        line = encode(record, self.next)
+        lines = b"".join(encode(record, self.next + n) for n, record in enumerate(records))
         with local_errors("write", self.path):
             new = os.O_CREAT if self._end == 0 else 0
             if new:
@@ -98,15 +98,15 @@ class FileLog:
             try:
                 if os.fstat(descriptor).st_size < self._end:
                     raise self._cut()
-                self._write(descriptor, line)
+                self._write(descriptor, lines)
             finally:
                 os.close(descriptor)
             if new:
                 # Its folder may be new too.
                 sync_folder(self.path.parent)
                 sync_folder(self.path.parent.parent)
-        self.next += 1
-        self._end += len(line)
+        self.next += len(records)
+        self._end += len(lines)
 
     def _cut(self) -> StorageError:
         return StorageError(
@@ -122,8 +122,8 @@ class FileLog:
         except FileNotFoundError:
             return []
 
-    def _write(self, descriptor: int, line: bytes) -> None:
-        """Write a line after the last good one, in place of what a torn write left there."""
+    def _write(self, descriptor: int, lines: bytes) -> None:
+        """Write lines after the last good one, in place of what a torn write left there."""
         if self._end and os.pread(descriptor, 1, self._end - 1) != b"\n":
             # The last record was cut off right before its end of line, which costs nothing.
             os.pwrite(descriptor, b"\n", self._end)
@@ -131,8 +131,8 @@ class FileLog:
         os.ftruncate(descriptor, self._end)
         try:
             written = 0
-            while written < len(line):
-                written += os.pwrite(descriptor, line[written:], self._end + written)
+            while written < len(lines):
+                written += os.pwrite(descriptor, lines[written:], self._end + written)
             os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, self._end)
@@ -164,13 +164,17 @@ class ObjectLog:
             raise self.damaged(_replaced(f"{self.storage.uri}/{names[-1]}"))
         return records
 
-    def append(self, record: Record) -> None:
-        """Append a record durably. To continue a log, call `read` before.
+    def append(self, *records: Record) -> None:
+        """Append records durably, one after another. To continue a log, call `read` before.
 
         Raises:
-            StorageError: the record cannot be written; the log is as before.
+            StorageError: a record cannot be written; the log is as before it.
             RunBusy: another process appended a record.
         """
+        for record in records:
+            self._append(record)
+
+    def _append(self, record: Record) -> None:
         line = encode(record, self._count)
         new = self.storage.write(self._name(), line, if_absent=not self._torn)
         # If the response to a write was lost, the object exists and is ours.

@@ -251,6 +251,6 @@ class _Fenced:
         self._log, self._lease = log, lease
         self.read = log.read
 
-    def append(self, record: Record) -> None:
+    def append(self, *records: Record) -> None:
         self._lease.fence()
-        self._log.append(record)
+        self._log.append(*records)

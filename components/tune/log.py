@@ -144,8 +144,8 @@ class Log(Protocol):
     def read(self) -> Sequence[Record]:
         """Return all records, without a last one that is torn or damaged."""
 
-    def append(self, record: Record) -> None:
-        """Append a record durably. `read` must have been called before."""
+    def append(self, *records: Record) -> None:
+        """Append records durably. `read` must have been called before."""
 
 
 def open_log(address: str, study: str) -> Log:
@@ -168,8 +168,8 @@ class MemoryLog:
     def read(self) -> Sequence[Record]:
         return list(self.records)
 
-    def append(self, record: Record) -> None:
-        self.records.append(record)
+    def append(self, *records: Record) -> None:
+        self.records += records
 
 
 def damaged(what: str) -> BadInput:

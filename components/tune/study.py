@@ -136,6 +136,7 @@ class Study:
             StorageError: the log cannot be read or written.
         """
         self.config, self._log, self.tune = config, log, config.tune
+        self._skipped = list[Record]()
         self.rungs = Rungs.of(config)
         self.history = _empty(config)
         self.steps, self.tokens = 0, 0.0
@@ -206,6 +207,12 @@ class Study:
 
     def next(self) -> Next | None:
         """Decide what trains next, and write it to the log; None if nothing can start now."""
+        result = self._next()
+        if self._skipped:
+            self._append()
+        return result
+
+    def _next(self) -> Next | None:
         while not self.spent_out():
             result = next_step(self.history, self._can_reach, more=not self._exhausted)
             if result is None:
@@ -391,10 +398,18 @@ class Study:
     def _record(self, **record: Any) -> None:
         if is_automl(self.config):
             record["elapsed"] = round(self.elapsed, 3)
-        self._log.append(record)
+        # Nothing happens because of a trial that does not start: hundreds are written at once.
+        if record["kind"] == "skipped":
+            self._skipped.append(record)
+        else:
+            self._append(record)
         self._apply(record)
         if record["kind"] not in ("opened", "budget"):
             self._suggester.note(self.history.trials[record["number"]])
+
+    def _append(self, *records: Record) -> None:
+        self._log.append(*self._skipped, *records)
+        self._skipped.clear()
 
     def _apply(self, record: Record) -> None:
         self.history.apply(record)

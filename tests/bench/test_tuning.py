@@ -189,5 +189,5 @@ class Light(SyntheticTrials):
 class Forgetful(MemoryLog):
     """A log whose records are elsewhere, as those of a file are."""
 
-    def append(self, record):
+    def append(self, *records):
         pass

@@ -135,10 +135,12 @@ def test_no_unit_begins_that_does_not_end_and_the_winner_has_its_time(
     config = search_with(
         f"automl.budget.hours={seconds / 3600}", f"automl.budget.parallel={parallel}"
     )
-    machine = Machine(monkeypatch, predictable(config), parallel)
-    study = driven(config, MemoryLog(), machine)
+    machine, log = Machine(monkeypatch, predictable(config), parallel), MemoryLog()
+    study = driven(config, log, machine)
     trials = study.history.trials
     assert not study.running
+    # Written together, but all.
+    assert sum(it["kind"] == "skipped" for it in log.records) == study.history.not_started
     assert {trial.status for trial in trials} <= {"finished", "skipped"}
     assert any(trial.status == "skipped" for trial in trials) == (len(whole(study)) < 8)
     winner = 0.1 * families()["linear"].seconds * FOLDS / (FOLDS - 1) + 13 * BESIDE

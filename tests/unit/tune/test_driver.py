@@ -35,13 +35,14 @@ class MortalLog(MemoryLog):
         super().__init__(records)
         self.lives, self.late = lives, late
 
-    def append(self, record):
-        if self.lives == 0:
-            raise Killed
-        super().append(record)
-        self.lives -= 1
-        if self.lives == 0 and not self.late:
-            raise Killed
+    def append(self, *records):
+        for record in records:
+            if self.lives == 0:
+                raise Killed
+            super().append(record)
+            self.lives -= 1
+            if self.lives == 0 and not self.late:
+                raise Killed
 
 
 def settings_of(*overrides, trials=14, pruner="asha", sampler="tpe"):

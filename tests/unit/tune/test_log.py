@@ -46,6 +46,14 @@ def test_records_are_read_back_in_order(opened):
     assert opened().read() == RECORDS
 
 
+def test_records_that_are_appended_at_once_are_read_back_in_order(opened):
+    log = opened()
+    log.read()
+    log.append(*RECORDS[:2])
+    log.append(*RECORDS[2:])
+    assert opened().read() == RECORDS
+
+
 def test_torn_last_line_costs_that_line_at_every_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     whole = written(tmp_path / "whole").read_bytes()
