@@ -53,7 +53,7 @@ _STATUS: Final = {
     "discarded": "KILLED",
     "failed": "FAILED",
 }
-_EVERY_SECONDS: Final = 10.0
+_EVERY_SECONDS: Final = 5.0
 """How long changes are collected: units of a search take seconds, and each is then sent once."""
 
 
