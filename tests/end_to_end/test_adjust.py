@@ -23,7 +23,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.train.recovery.adjust import checked, submit
+from steadytrain.components.train.recovery.adjust import cancel, checked, submit
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.adjusted import Asks
@@ -57,12 +57,21 @@ def request(run, *, rate=HALF, at_step=AFTER, change=None):
     assert submit(run.workspace, wanted)
 
 
-def train_asked(run, *, step, at_step=0):
+class TakesBack(Asks):
+    """Takes its request back once a checkpoint is saved after it."""
+
+    def emit(self, event):
+        super().emit(event)
+        if self.done and isinstance(event, CheckpointSaved):
+            cancel(self.bench.workspace)
+
+
+def train_asked(run, *, step, at_step=0, asks=Asks):
     """Train a run that is asked for HALF at a step, and goes on when the request is there."""
     run.root.mkdir(parents=True, exist_ok=True)
     pause = Pause(run.root / "pause", step, "TrainingStep", stoppable=True)
     launcher = ForkedLauncher(run.config.compute.nproc_per_node, **pause.environment)
-    return train(run, launcher=launcher, sinks=[Asks(run, HALF, step=step, at_step=at_step)])
+    return train(run, launcher=launcher, sinks=[asks(run, HALF, step=step, at_step=at_step)])
 
 
 def rates(run):
@@ -269,6 +278,16 @@ def test_file_that_is_no_request_stops_nothing(bench):
     assert [path.name for path in run.workspace.folder.glob("adjust.json*")] == [
         "adjust.json.damaged-1"
     ]
+
+
+def test_request_that_is_taken_back_after_the_ranks_have_stopped_for_it_is_reported(bench):
+    run = bench("run")
+    outcome = train_asked(run, step=4, asks=TakesBack)
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    assert not Ledger(run.workspace).history().adjusted
+    assert set(rates(run).values()) == {CONSTANT["learning_rate"]}
+    messages = [item.message for item in events_of(run.workspace, Warned)]
+    assert "training continues unchanged: what it stopped for was taken back" in messages
 
 
 def test_request_after_the_last_step_is_reported(bench):

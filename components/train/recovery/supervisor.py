@@ -319,6 +319,9 @@ class Supervisor:
             if ending.failure:
                 return ending, step, self._decide(ending.failure, watch)
             if watch.adjusts and ending.outcome == "stopped":
+                if pending(self.workspace) == (None, ""):
+                    message = "training continues unchanged: what it stopped for was taken back"
+                    self._emit(Warned(stage="train", message=message))
                 return ending, step, _CONTINUED
             return ending, step, None
 
