@@ -257,7 +257,7 @@ def test_empty_option_is_an_error(folder, command, option):
 def test_empty_folder_of_runs_is_an_error(folder, command):
     done = call(command, "-o", "", folder=folder)
     assert done.code == 2
-    assert "give the folder with the runs" in done.err
+    assert "is empty: give a folder" in done.err
 
 
 def test_help_lists_commands_in_order_of_use(folder):

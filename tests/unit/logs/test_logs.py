@@ -251,8 +251,8 @@ def test_run_prints_json_lines_and_nothing_else(tmp_path, monkeypatch, capfd):
         return LocalRun(workspace, succeeded=False, stopped=2, failure=None)
 
     monkeypatch.setattr(local, "run_locally", ran)
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"text": "one"}\n')
+    data = tmp_path / "data.txt"
+    data.write_text("one\n")
     sets = [f"data.source=[{data}]", "observability.logs=json", f"output={tmp_path / 'output'}"]
     arguments = ["run", "causal-lm", *(f"--set={item}" for item in sets)]
     app(arguments, standalone_mode=False)
