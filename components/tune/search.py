@@ -360,8 +360,9 @@ def search(
     trials = trials_for(folder, config, notify, shared)
     with contextlib.ExitStack() as unused:
         unused.callback(trials.close)
-        # A search reads its table to divide it.
-        trials.warm_up(config.compute)
+        if not log.read():
+            # A new search reads its table to divide it.
+            trials.warm_up(config.compute)
         study = Study(config, log, first=first, design=design, inputs=inputs)
         if study.out_of_time and not study.history.trials:
             # Nothing can begin, so nothing is prepared.

@@ -47,6 +47,7 @@ class World:
     discarded: set[int] = field(default_factory=set)
     trained: dict[int, list[int]] = field(default_factory=dict)
     most_running: int = 0
+    warmed_up: int = 0
 
 
 class SyntheticTrials:
@@ -59,7 +60,7 @@ class SyntheticTrials:
         self.closed = False
 
     def warm_up(self, compute):
-        pass
+        self.world.warmed_up += 1
 
     def train(self, number, config, until):
         world = self.world

@@ -133,6 +133,13 @@ def test_trials_get_the_data_of_the_preprocess_step_without_the_test_side(config
     assert shared.sides.keys() == {"train"}
 
 
+def test_only_a_new_study_imports_for_its_trials_before_one_starts(config, data, world):
+    for _ in range(2):
+        with driving(config()) as log:
+            search.search(config(), log, Lines(lambda _: None), lambda _: None, data=data)
+        assert world.warmed_up == 1
+
+
 def test_second_driver_is_refused_and_reports_nothing(config, data, world):
     made = config()
     with driving(made), pytest.raises(RunBusy):
