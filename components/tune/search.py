@@ -360,8 +360,8 @@ def search(
     trials = trials_for(folder, config, notify, shared)
     with contextlib.ExitStack() as unused:
         unused.callback(trials.close)
-        if not log.read():
-            # A new search reads its table to divide it.
+        # A new search reads its table to divide it. The log is not asked: on S3, that is slow.
+        if not trials_of(folder).exists():
             trials.warm_up(config.compute)
         study = Study(config, log, first=first, design=design, inputs=inputs)
         if study.out_of_time and not study.history.trials:
