@@ -92,7 +92,7 @@ class Lessons(TyperGroup):
                 )
 
 
-app = typer.Typer(
+app = options.Commands(
     cls=Lessons,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

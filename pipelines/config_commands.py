@@ -23,6 +23,7 @@ from steadytrain.pipelines.options import (
     Overrides,
     Run,
     RunOutput,
+    amount,
     gigabytes,
     with_options,
 )
@@ -190,10 +191,10 @@ def init(
     ] = "",
     cores: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="CPU cores, for models that learn on the CPU alone: tables, and most of series. "
-            "It sets compute.threads_per_rank and compute.pods.cpu. Default: ask; with --yes, all.",
+        amount(
+            "CPU cores, for models that learn on the CPU alone: tables, and most of series. It "
+            "sets compute.threads_per_rank and compute.pods.cpu. Default: ask; with --yes, all.",
+            options.MOST_CORES,
         ),
     ] = 0,
     host_memory_gb: Annotated[

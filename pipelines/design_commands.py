@@ -22,7 +22,6 @@ from steadytrain.pipelines.options import (
     check_extra,
     gigabytes,
     keeps_source,
-    named_folder,
     with_options,
 )
 
@@ -86,7 +85,6 @@ def design(
     write: Annotated[
         Path | None,
         typer.Option(
-            parser=named_folder,
             metavar="PATH",
             help="Folder to write to: design.json, the completed steadytrain.yaml, pipeline.yaml, "
             "schedules.yaml, and the files and scripts of other launchers.",

@@ -11,7 +11,7 @@ import typer
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import MOST_GPUS
 from steadytrain.pipelines import options
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Json, Output
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Json, Output, amount
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -69,19 +69,17 @@ def doctor(
     ] = False,
     ranks: Annotated[
         int,
-        typer.Option(
-            min=0,
-            max=64,
-            help="Ranks on each node of that check. Default: one for each GPU, or those of the "
+        amount(
+            "Ranks on each node of that check. Default: one for each GPU, or those of the "
             "configuration; on this machine 2 at least.",
+            64,
         ),
     ] = 0,
     nodes: Annotated[
         int,
-        typer.Option(
-            min=0,
-            max=MOST_GPUS,
-            help="With --cluster: the same check as a TrainJob with so many pods. Default: none.",
+        amount(
+            "With --cluster: the same check as a TrainJob with so many pods. Default: none.",
+            MOST_GPUS,
         ),
     ] = 0,
     probe_seconds: Annotated[

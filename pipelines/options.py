@@ -12,9 +12,35 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
 from steadytrain.components.sizing.batch import MOST_GPUS
+
+
+class _Command(TyperCommand):
+    """A command that rejects an empty text, which its function would take for an option left out.
+
+    `Path` would take it for the current folder.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        values, _, _ = self.make_parser(ctx).parse_args([*args])
+        # The shell completes a line whatever its options are.
+        for option in () if ctx.resilient_parsing else self.params:
+            value = values.get(option.name or "")
+            if value == "" or (isinstance(value, (list, tuple)) and "" in value):
+                message = "is empty: give a value, or leave it out"
+                raise typer.BadParameter(message, ctx, option)
+        return super().parse_args(ctx, args)
+
+
+class Commands(typer.Typer):
+    """Commands that reject an empty text for any option or argument."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Return a decorator that registers a command, as Typer's does."""
+        return super().command(name, cls=_Command, **settings)
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -69,13 +95,6 @@ def readable_folder(path: Path) -> Path:
     return path
 
 
-def named_folder(text: str | Path) -> Path:
-    """Return the path, but reject "", which `Path` takes for the current folder."""
-    if not str(text):
-        raise typer.BadParameter("is empty: give a folder, or leave it out")
-    return Path(text)
-
-
 def keeps_source(source: str, write: Path | None) -> None:
     """Check that a completed configuration does not replace the one that it is made from.
 
@@ -98,6 +117,8 @@ def keeps_source(source: str, write: Path | None) -> None:
 
 LARGEST_GB: Final = 1e6
 """Memory or disk space up to which an option takes it."""
+MOST_CORES: Final = 8192
+"""CPU cores of one machine that Linux can use."""
 
 
 def at_most(largest: float) -> Callable[[float], float]:
@@ -191,7 +212,6 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        parser=named_folder,
         metavar="PATH",
         callback=readable_folder,
         help="The folder with the runs.",

@@ -23,7 +23,6 @@ from steadytrain.pipelines.options import (
     check_extra,
     gigabytes,
     keeps_source,
-    named_folder,
     with_options,
 )
 
@@ -69,7 +68,6 @@ def plan(
     write: Annotated[
         Path | None,
         typer.Option(
-            parser=named_folder,
             metavar="PATH",
             help="Folder to write the filled-in configuration to, with the equivalent files for "
             "accelerate, DeepSpeed and Kubeflow Trainer.",

@@ -20,7 +20,7 @@ from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
 from steadytrain.components.sizing.hardware import Gpu, all_gpus, device_name, kind_of, known_gpu
-from steadytrain.pipelines.options import LARGEST_GB
+from steadytrain.pipelines.options import LARGEST_GB, MOST_CORES
 from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
 from steadytrain.pipelines.planners import planned, planner_of
 
@@ -368,8 +368,8 @@ def _counted(text: str) -> int:
 
 
 def _counted_cores(text: str) -> int:
-    if (cores := int(text)) < 1:
-        raise BadInput(f"{cores} cores", remedy="give a number from 1")
+    if not 1 <= (cores := int(text)) <= MOST_CORES:
+        raise BadInput(f"{cores} cores", remedy=f"give a number from 1 to {MOST_CORES}")
     return cores
 
 

@@ -13,7 +13,7 @@ from steadytrain.pipelines.options import Host, Json, Namespace
 if TYPE_CHECKING:
     from steadytrain.pipelines.server.schedules import Change
 
-app = typer.Typer(
+app = options.Commands(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Manage recurring runs on a Kubeflow server.\n\nThey are declared in a YAML file. A "

@@ -245,21 +245,6 @@ def test_run_and_output_options_win_over_file_and_overrides(folder, command):
     assert "other" not in done.out
 
 
-@pytest.mark.parametrize("option", ["--run", "--output"])
-@pytest.mark.parametrize("command", ["validate", "run", "plan"])
-def test_empty_option_is_an_error(folder, command, option):
-    done = call(command, "my.yaml", option, "", folder=folder)
-    assert done.code == 2
-    assert f"{option[2:]} = ''" in done.err
-
-
-@pytest.mark.parametrize("command", ["list", "gc"])
-def test_empty_folder_of_runs_is_an_error(folder, command):
-    done = call(command, "-o", "", folder=folder)
-    assert done.code == 2
-    assert "is empty: give a folder" in done.err
-
-
 def test_help_lists_commands_in_order_of_use(folder):
     text = call("--help", folder=folder).out
     shown = re.findall(r"^  ([\w-]+)  +\S", text.partition("Begin:")[2], re.MULTILINE)

@@ -64,6 +64,28 @@ def test_every_command_is_known():
     assert {path for path, _ in PLACES} >= ORDINARY.keys()
 
 
+def test_every_option_and_argument_rejects_an_empty_text(places):
+    for path, item in PLACES:
+        done = call(*path, f"{item.name}=" if item.name else "", folder=places)
+        named = item.name in done.err and "is empty" in done.err
+        assert (done.code, named) == (2, True), (path, item, done)
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("design --gpu-count", "design --budget-usd", "plan --nodes", "plan --gpus-per-node"),
+        *("init --cores", "init --gpu-memory-gb", "doctor --ranks", "doctor --nodes"),
+    ],
+)
+def test_an_option_rejects_a_number_that_stands_for_nothing(places, option, value):
+    command, name = option.split()
+    ordinary = [] if command == "doctor" else ["good.yaml"]
+    done = call(command, *ordinary, f"{name}={value}", folder=places)
+    assert (done.code, name in done.err) == (2, True)
+
+
 @pytest.mark.slow
 @QUICK
 @given(where=st.sampled_from([place for place in PLACES if place[0] not in SLOW]), value=argument)
