@@ -9,13 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
 from steadytrain.components.sizing.batch import MOST_GPUS
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _Command(TyperCommand):
@@ -26,19 +28,20 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args([*args])
+        parameters: Sequence[Any] = self.params
         # The shell completes a line whatever its options are.
-        for option in () if ctx.resilient_parsing else self.params:
-            value = values.get(option.name or "")
+        for parameter in () if ctx.resilient_parsing else parameters:
+            value = values.get(parameter.name)
             if value == "" or (isinstance(value, (list, tuple)) and "" in value):
                 message = "is empty: give a value, or leave it out"
-                raise typer.BadParameter(message, ctx, option)
+                raise typer.BadParameter(message, ctx, parameter)
         return super().parse_args(ctx, args)
 
 
 class Commands(typer.Typer):
     """Commands that reject an empty text for any option or argument."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
         """Return a decorator that registers a command, as Typer's does."""
         return super().command(name, cls=_Command, **settings)
 

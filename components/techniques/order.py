@@ -107,6 +107,7 @@ class Mixture:
         parts: (rows,), the index of each row's part.
         shares: (parts,), how often each is drawn; they add up to 1.
         seed: equal seeds draw equal rows.
+        names: of the parts, for `undrawn`.
         even: spread each part's positions evenly in a block, as `spread` does, instead of at
             random. Then the shares of any run of positions, such as a global batch, are nearly
             exact too.
@@ -118,9 +119,10 @@ class Mixture:
         shares: npt.NDArray[np.float64],
         seed: int,
         *,
+        names: Sequence[str] = (),
         even: bool = False,
     ) -> None:
-        self.seed = seed
+        self.seed, self.names = seed, names
         self._rows = [np.flatnonzero(parts == part) for part in range(len(shares))]
         self._orders = [
             RowOrder(len(rows), seed_of(seed, part)) for part, rows in enumerate(self._rows)
@@ -133,6 +135,16 @@ class Mixture:
     def take(self, position: int, count: int) -> Sequence[int]:
         """Return the indices of `count` rows of the stream, starting at `position`."""
         return [self._at(index) for index in range(position, position + count)]
+
+    def undrawn(self, count: int) -> list[str]:
+        """Return a sentence for each part that the first `count` positions have no row of."""
+        self._draw(0)
+        drawn = set(self._parts[:count].tolist())
+        return [
+            f"the part {name!r} is not learned: its share is too small for a row in {count:,}"
+            for part, name in enumerate(self.names)
+            if part not in drawn
+        ]
 
     def _at(self, position: int) -> int:
         number, offset = divmod(position, BLOCK)

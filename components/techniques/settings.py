@@ -7,18 +7,44 @@ neither.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
 
-from steadytrain.components.shared.effects import Section, check_unread
+from steadytrain.components.shared.effects import Section, at_odds, check_unread
 
 PYTORCH_ONLY: Final = "only the loop of pytorch reads it"
 """Why a technique excludes another framework."""
 SMALLER_MICRO_BATCH: Final = "smaller micro-batch"
 """What the OOM fallback of that name needs."""
+
+FLATTEST: Final = 1e6
+"""The highest temperature of shares: with it, a data set of 1e12 rows is drawn 1.00003 times as
+often as one of a single row."""
+SMALLEST_SHARE: Final = 1e-9
+"""The share below which no run draws a data set."""
+
+
+def check_shares(field: str, weights: Mapping[str, float]) -> None:
+    """Reject a weight of which no run would draw a row.
+
+    Args:
+        field: the weights' full name.
+
+    Raises:
+        ValueError: as `at_odds`.
+    """
+    total = sum(weights.values())
+    for name, weight in weights.items():
+        if weight < SMALLEST_SHARE * total:
+            raise at_odds(
+                field,
+                weights,
+                f"the share of {name!r} is {weight / total:.2g}, of which no row would be drawn",
+                f"give it at least {SMALLEST_SHARE:g} of the sum, or leave the part out",
+            )
 
 
 @dataclass(frozen=True)

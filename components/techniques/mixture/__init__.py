@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.effects import at_odds
-from steadytrain.components.techniques.settings import Rule, TechniqueConfig
+from steadytrain.components.techniques.settings import FLATTEST, Rule, TechniqueConfig, check_shares
 
 Weight = Annotated[float, Field(gt=0, le=1e9)]
 Budget = Annotated[int, Field(ge=1)]
@@ -31,7 +31,7 @@ class MixtureConfig(TechniqueConfig):
     temperature: float = Field(
         2.0,
         ge=1,
-        allow_inf_nan=False,
+        le=FLATTEST,
         description="Only for temperature. 1 is proportional to the sizes; a high one draws all "
         "parts alike.",
     )
@@ -76,6 +76,7 @@ class MixtureConfig(TechniqueConfig):
                     f"give one number for each of data.parts together with by: {by}, or leave both "
                     "out",
                 )
+            check_shares(f"training.mixture.{name}", value)
         default = type(self).model_fields["temperature"].default
         if self.by != "temperature" and self.temperature != default:
             raise at_odds(

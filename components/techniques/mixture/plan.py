@@ -47,7 +47,8 @@ class MixturePlan:
     def order(self, seed: int) -> Mixture:
         """Return the order that draws it."""
         parts = np.repeat(np.arange(len(self.sources)), [one.rows for one in self.sources])
-        return Mixture(parts, self.row_shares, seed, even=True)
+        names = [one.name for one in self.sources]
+        return Mixture(parts, self.row_shares, seed, names=names, even=True)
 
     def epoch(self) -> int:
         """Return the rows of an epoch: those of all data sets, or those of the token budgets."""

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.effects import at_odds
-from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
+from steadytrain.components.techniques.settings import FLATTEST, ObjectiveConfig, Rule, check_shares
 
 Weight = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -25,6 +25,7 @@ class MultiTaskConfig(ObjectiveConfig):
     temperature: float = Field(
         2.0,
         ge=1,
+        le=FLATTEST,
         description="Only for temperature. 1 is proportional to the sizes; a high one draws all "
         "parts alike.",
     )
@@ -63,6 +64,7 @@ class MultiTaskConfig(ObjectiveConfig):
                 f"training.multi_task.sampling is {self.sampling}",
                 "give the weight of each part together with sampling weights, or leave both out",
             )
+        check_shares("training.multi_task.sampling_weights", self.sampling_weights)
         if self.learns_weights and self.loss_weights:
             raise at_odds(
                 "training.multi_task.loss_weights",

@@ -46,7 +46,7 @@ def mixture_of(
                 f"share below 1 in {order.BLOCK}",
                 remedy="give it a larger weight, raise the temperature, or leave it out",
             )
-    return Mixture(of_rows, shares, seed)
+    return Mixture(of_rows, shares, seed, names=parts)
 
 
 def shares_of(sizes: Mapping[str, int], config: MultiTaskConfig) -> npt.NDArray[np.float64]:

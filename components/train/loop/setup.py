@@ -31,7 +31,7 @@ from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask, load_task
 from steadytrain.components.tasks.frozen_parts import attach, parameter_count
 from steadytrain.components.techniques.curriculum.order import SequenceLength
-from steadytrain.components.techniques.order import Order
+from steadytrain.components.techniques.order import Mixture, Order
 from steadytrain.components.train.attempt import Heartbeat, longest_wait
 from steadytrain.components.train.failures import CannotRecompute
 from steadytrain.components.train.loop.control import Watch
@@ -195,6 +195,7 @@ def set_up(
     remarks = [
         *without_effect(training, len(rows), steps),
         *of_mixture(training, side, steps),
+        *(order.undrawn(steps * training.global_batch_size) if isinstance(order, Mixture) else ()),
         *tried.remarks,
         *(task.ready(module) if hasattr(task, "ready") else ()),
         *of_shortening(

@@ -222,6 +222,15 @@ def test_share_that_would_never_be_drawn_is_refused():
         mixture_of(recipe, side(a=7, b=9))
 
 
+def test_a_part_of_which_a_run_draws_no_row_is_named():
+    recipe = training({"by": "weight", "weights": {"a": 1e4, "b": 1}})
+    of = mixture_of(recipe, side(a=7, b=9)).order(1)
+    first = next(place for place, row in enumerate(of.take(0, order.BLOCK)) if row >= 7)
+    (remark,) = of.undrawn(first)
+    assert "'b'" in remark
+    assert not of.undrawn(first + 1)
+
+
 def test_each_global_batch_has_nearly_the_planned_shares_on_any_number_of_ranks(monkeypatch):
     monkeypatch.setattr(order, "BLOCK", 1000)
     recipe = training({"by": "weight", "weights": {"a": 5, "b": 3, "c": 2}})
@@ -263,6 +272,9 @@ def test_card_and_report_show_each_data_set(configure):
         ({"weights": {"short": 1, "long": 1}}, "training.mixture.weights"),
         ({"by": "tokens", "tokens": {"short": 1, "x": 1}}, "training.mixture.tokens"),
         ({"by": "size", "temperature": 3}, "training.mixture.temperature"),
+        ({"by": "temperature", "temperature": 1e308}, "training.mixture.temperature"),
+        ({"by": "weight", "weights": {"short": 1e-300, "long": 1}}, "mixture.weights"),
+        ({"by": "tokens", "tokens": {"short": 1, "long": 10**12}}, "mixture.tokens"),
     ],
 )
 def test_shares_that_nothing_reads_are_refused(configure, mixture, field):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques import order
@@ -76,8 +77,32 @@ def test_weights_are_normalized():
 
 def test_a_part_that_would_never_be_drawn_is_an_error(monkeypatch):
     monkeypatch.setattr(order, "BLOCK", BLOCK)
-    weights = {"a": 1.0, "b": 1e-9}
+    weights = {"a": 1.0, "b": 1e-8}
     config = MultiTaskConfig(sampling="weights", sampling_weights=weights)
     labels = np.array([0, 1, 2, 3], dtype=np.int32)
     with pytest.raises(BadInput, match="the part 'b' has a share below 1 in 65536"):
         mixture_of(labels, ["a/x", "a/y", "b/x", "b/y"], config, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"sampling": "weights", "sampling_weights": {"a": 1e9, "b": 1e-300}}, "sampling_weights"),
+        ({"sampling": "temperature", "temperature": 1e308}, "temperature"),
+    ],
+)
+def test_shares_that_draw_nothing_are_no_settings(settings, field):
+    with pytest.raises(ValidationError) as caught:
+        MultiTaskConfig(**settings)
+    (problem,) = caught.value.errors()
+    assert field in str((problem["loc"], problem["ctx"].get("field")))
+
+
+def test_a_task_of_which_a_run_draws_no_row_is_named(monkeypatch):
+    monkeypatch.setattr(order, "BLOCK", BLOCK)
+    config = MultiTaskConfig(sampling="weights", sampling_weights={"a": 1e4, "b": 1.0})
+    labels = np.array([0, 1, 2, 3], dtype=np.int32)
+    of = mixture_of(labels, ["a/x", "a/y", "b/x", "b/y"], config, 1)
+    (remark,) = of.undrawn(4)
+    assert "'b'" in remark
+    assert not of.undrawn(BLOCK)
