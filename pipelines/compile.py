@@ -289,18 +289,34 @@ def compile_pipeline(
     pipeline: Pipeline = "finetune",
     shape: PipelineConfig = USUAL,
 ) -> Path:
-    """Compile a pipeline and write it as YAML. Every run writes identical bytes.
+    """Write the YAML of `pipeline_text` to a path, and return the path. Its folder is created.
+
+    Raises:
+        UnsafePipeline, StorageError: as for `pipeline_text`; nothing is written.
+        BadInput: so too, or the file cannot be written.
+    """
+    text = pipeline_text(notify, pipeline=pipeline, shape=shape)
+    write_requested(path, text.encode(), "--output")
+    return path
+
+
+def pipeline_text(
+    notify: Callable[[Finding], object] = lambda _: None,
+    *,
+    pipeline: Pipeline = "finetune",
+    shape: PipelineConfig = USUAL,
+) -> str:
+    """Compile a pipeline, and return its YAML. Every run returns identical text.
 
     Args:
-        path: the YAML file to write; its folder is created.
         notify: called with each warning: something unwise on a server, although nothing breaks.
         pipeline: the main pipeline, the one that looks for new data first, the one that tunes,
             the one that cross-validates, or the one that searches for a model.
         shape: how it is split into pods, and what they reserve.
 
     Raises:
-        UnsafePipeline: the pipeline would break on a server; nothing is written.
-        BadInput: the file cannot be written, or no folder for temporary files can.
+        UnsafePipeline: the pipeline would break on a server.
+        BadInput: no folder for temporary files can be written.
         StorageError: there is no space for temporary files.
     """
     # Importing kfp takes 1.5 s, and it warns about a decorator's return types.
@@ -317,8 +333,7 @@ def compile_pipeline(
         compiler.Compiler().compile(dag, str(compiled))
         for finding in checked(compiled):
             notify(finding)
-        write_requested(path, compiled.read_bytes(), "--output")
-    return path
+        return compiled.read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager

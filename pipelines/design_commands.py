@@ -23,6 +23,7 @@ from steadytrain.pipelines.options import (
     gigabytes,
     keeps_source,
     with_options,
+    write_files,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +105,6 @@ def design(
     check_extra("data", "steadytrain design")
     from steadytrain.components.plan.design import Given, scripts, source_bytes
     from steadytrain.components.shared.config.data_sections import TABLES
-    from steadytrain.components.shared.storage.local import write_texts
     from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
     from steadytrain.pipelines.planners import planned
@@ -146,7 +146,7 @@ def design(
         "\n".join(estimate.lines())
     )
     if write is not None:
-        from steadytrain.pipelines.compile import compile_pipeline
+        from steadytrain.pipelines.compile import pipeline_text
         from steadytrain.pipelines.design import SCHEDULES, schedules
 
         content = {
@@ -154,10 +154,9 @@ def design(
             **scripts(estimate.distributed_config),
             SCHEDULES: schedules(config),
             "design.json": estimate.model_dump_json(indent=2) + "\n",
+            "pipeline.yaml": pipeline_text(),
         }
-        written = write_texts(write, content, "--write")
-        for path in (*written, compile_pipeline(write / "pipeline.yaml")):
-            typer.echo(f"wrote {path}", err=True)
+        write_files(write, content)
     if not estimate.works:
         raise typer.Exit(1)
 

@@ -118,6 +118,21 @@ def keeps_source(source: str, write: Path | None) -> None:
         )
 
 
+def write_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the texts of files into the folder of `--write`, and name what is written and removed.
+
+    Raises:
+        BadInput: as for `write_texts`.
+    """
+    from steadytrain.components.shared.storage.local import write_texts
+
+    written, removed = write_texts(folder, texts, "--write")
+    for path in removed:
+        typer.echo(f"removed {path}, which an earlier --write wrote", err=True)
+    for path in written:
+        typer.echo(f"wrote {path}", err=True)
+
+
 LARGEST_GB: Final = 1e6
 """Memory or disk space up to which an option takes it."""
 MOST_CORES: Final = 8192

@@ -24,6 +24,7 @@ from steadytrain.pipelines.options import (
     gigabytes,
     keeps_source,
     with_options,
+    write_files,
 )
 
 if TYPE_CHECKING:
@@ -112,7 +113,6 @@ def plan(
     """
     check_extra("data", "steadytrain plan")
     from steadytrain.components.plan.design import Given, source_bytes
-    from steadytrain.components.shared.storage.local import write_texts
     from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.plan_hardware import ANY, Hardware, choose_hardware
     from steadytrain.pipelines.planners import planned
@@ -169,8 +169,7 @@ def plan(
     else:
         typer.echo("\n".join(found.lines(known, tokens_per_second)))
     if write is not None:
-        for path in write_texts(write, found.files(), "--write"):
-            typer.echo(f"wrote {path}", err=True)
+        write_files(write, found.files())
     if not found.plan.works:
         raise typer.Exit(1)
 

@@ -41,7 +41,7 @@ GIB: Final = 2**30
 TFLOPS_OF_A_UNIT: Final = 312 / 5
 """TFLOPS per unit of the table's relative speed: an A100 has speed 5 and 312 TFLOPS. The slow end
 of an interval uses the table's speed, the fast end the data sheet."""
-Price = Annotated[float, Field(ge=0)]
+Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Prices(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import os
 import shutil
@@ -12,8 +13,9 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
+from steadytrain.components.shared.digest import file_digest, stream_digest
 from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError, Unreadable
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
@@ -390,12 +392,65 @@ def write_requested(path: Path, content: bytes, option: str) -> None:
         ) from error
 
 
-def write_texts(folder: Path, texts: Mapping[str, str], option: str) -> list[Path]:
-    """Write files with the given texts by name, replacing existing ones, and return their paths.
+LIST: Final = "steadytrain.sha256"
+"""What `write_texts` wrote into a folder, in the format of `sha256sum`."""
+
+
+def write_texts(
+    folder: Path, texts: Mapping[str, str], option: str
+) -> tuple[list[Path], list[Path]]:
+    """Write files with the given texts by name, and remove what it wrote there before.
+
+    It replaces and removes only files that are still as it wrote them.
+
+    Returns:
+        The paths that it wrote, and those that it removed.
 
     Raises:
-        BadInput: as for `write_requested`.
+        BadInput: another file has one of the names, and nothing was written; or as for
+            `write_requested`.
     """
-    for name, text in texts.items():
-        write_requested(folder / name, text.encode(), option)
-    return [folder / name for name in texts]
+    lines = {f"{stream_digest(io.BytesIO(text.encode()))}  {name}" for name, text in texts.items()}
+    try:
+        earlier = _listed(folder / LIST)
+        names = {line.partition("  ")[2] for line in lines | earlier}
+        there = [path for name in sorted(names) if os.path.lexists(path := folder / name)]
+        others = [
+            path.name
+            for path in there
+            if not path.is_file() or f"{file_digest(path)}  {path.name}" not in lines | earlier
+        ]
+        if others:
+            raise BadInput(
+                f"{option} {folder} would replace or remove what is not as it wrote it: "
+                f"{', '.join(others)}",
+                remedy="move this away, or give another folder",
+            )
+        # A kill leaves files of both.
+        _write_list(folder, lines | earlier, option)
+        for name, text in texts.items():
+            write_requested(folder / name, text.encode(), option)
+        removed = [path for path in there if path.name not in texts]
+        for path in removed:
+            path.unlink()
+        _write_list(folder, lines, option)
+    except OSError as error:
+        raise BadInput(
+            f"{option} {folder} cannot be used: {error.strerror}", remedy="give another folder"
+        ) from error
+    return [folder / name for name in texts], removed
+
+
+def _listed(path: Path) -> set[str]:
+    """Return the lines of a list of files in its folder; none if there is no such list."""
+    try:
+        with open_regular(path) as handle:
+            lines = handle.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return set()
+    return {line for line in lines if line.partition("  ")[2] and "/" not in line}
+
+
+def _write_list(folder: Path, lines: Iterable[str], option: str) -> None:
+    content = "".join(f"{line}\n" for line in sorted(lines))
+    write_requested(folder / LIST, content.encode(), option)

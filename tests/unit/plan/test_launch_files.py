@@ -120,8 +120,7 @@ def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path
     plan = make_plan(
         "a100-80", 8, 1, model__base="hub:Qwen/Qwen3-1.7B", compute__strategy="foreign_other"
     )
-    written = {path.name for path in write_texts(tmp_path / "plan", texts(plan), "--write")}
-    assert written == {"steadytrain.yaml", "trainjob.yaml", ARGUMENTS, SCRIPT}
+    assert texts(plan).keys() == {"steadytrain.yaml", "trainjob.yaml", ARGUMENTS, SCRIPT}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

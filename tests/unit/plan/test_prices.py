@@ -80,6 +80,8 @@ def test_two_prices_of_one_gpu_are_refused(tmp_path):
     ("line", "message", "fix"),
     [
         ("H100: {usd_per_hour: -1}", "line 2: H100.usd_per_hour: .*greater than", "spot_usd"),
+        ("H100: {spot_usd_per_hour: 1e308}", "line 2: H100.spot_usd_per_hour", "spot_usd"),
+        ("H100: {usd_per_hour: .nan}", "H100.usd_per_hour: is not a finite", "finite"),
         ("H100: {usd: 1}", "line 2: H100.usd: ", "spot_usd"),
         ("H100: 8", "line 2: H100: ", "spot_usd"),
         (

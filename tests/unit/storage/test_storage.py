@@ -17,12 +17,13 @@ import torch
 from botocore.loaders import JSONFileLoader
 
 from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError
 from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.paths import UnsafeName, below
-from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage, s3
+from steadytrain.components.shared.storage import LocalStorage, S3Storage, local, open_storage, s3
 from steadytrain.components.shared.storage.base import Weight
-from steadytrain.components.shared.storage.local import is_stored, write_texts
+from steadytrain.components.shared.storage.local import LIST, is_stored, write_texts
 from steadytrain.components.train.checkpoint import CheckpointStore
 
 from support.checkpoints import save
@@ -416,8 +417,9 @@ def test_package_path_stays_in_its_package(name):
 
 def test_write_that_fails_keeps_what_was_there(tmp_path):
     link, target = tmp_path / "link.yaml", tmp_path / "steadytrain.yaml"
+    link.symlink_to(target.name)
     target.write_text("before")
-    link.symlink_to(target)
+    write_texts(tmp_path, {link.name: "before"}, "--write")
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
     try:
@@ -427,6 +429,65 @@ def test_write_that_fails_keeps_what_was_there(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert target.read_text() == "before"
     assert link.is_symlink()
-    assert sorted(tmp_path.iterdir()) == [link, target]
+    assert sorted(tmp_path.iterdir()) == [link, tmp_path / LIST, target]
     write_texts(tmp_path, {link.name: "after"}, "--write")
     assert target.read_text() == "after"
+
+
+def test_texts_replace_and_remove_only_what_was_written_before(tmp_path):
+    def write(**texts):
+        written, removed = write_texts(tmp_path, texts, "--write")
+        assert [path.name for path in written] == [*texts]
+        return [path.name for path in removed]
+
+    def there():
+        return {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != LIST}
+
+    assert write(a="1", b="1", c="1") == []
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "b").unlink()
+    assert write(a="2", d="2") == ["c"]
+    assert there() == {"a": "2", "d": "2", "mine": "mine"}
+    (tmp_path / "a").write_text("edited")
+    before = there()
+    for texts, name in (
+        ({"a": "3"}, "a"),
+        ({"d": "3"}, "a"),
+        ({"a": "edited", "mine": ""}, "mine"),
+    ):
+        with pytest.raises(BadInput, match=rf"--write .*: {name}"):
+            write(**texts)
+        assert there() == before
+    assert write(a="edited") == ["d"]
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_texts_after_a_kill_replace_what_was_written_and_what_was_not(tmp_path, monkeypatch, count):
+    write_texts(tmp_path, {"a": "1", "b": "1"}, "--write")
+    whole, left = local.write_requested, [None] * count
+
+    def killed(path, content, option):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        whole(path, content, option)
+
+    monkeypatch.setattr(local, "write_requested", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_texts(tmp_path, {"a": "2", "b": "2", "c": "2"}, "--write")
+    monkeypatch.undo()
+    write_texts(tmp_path, {"a": "3"}, "--write")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", LIST}
+
+
+@pytest.mark.parametrize("content", ["", "x", "../victim", "  ", "\0", "a  b  c\n", "\udcff"])
+def test_damaged_list_of_files_removes_nothing(tmp_path, content):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    digest = file_digest(victim)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    text = f"{digest}  ../victim\n{digest}  {victim}\n{content}"
+    (folder / LIST).write_text(text, errors="surrogateescape")
+    write_texts(folder, {"a": "1"}, "--write")
+    assert victim.read_text() == "mine"
