@@ -151,6 +151,8 @@ def check(
 
     quiet()
     if not is_of_a_step(subject.rstrip("/").rpartition("/")[2]):
+        if "@" in subject and ":" not in subject and not os.path.lexists(subject):
+            subject = f"models:/{subject}"
         content = {"name": "check", "data": {"source": ["unused"]}, "model": {"base": subject}}
         config = from_mapping({**content, "output": str(output.absolute())})
         subject = str(resolve_model(subject, config))

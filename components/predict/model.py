@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from steadytrain.components.series.model import FORECASTS
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.tracking import import_mlflow, read_registry
+from steadytrain.components.shared.tracking import import_mlflow, read_version
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.encoder import plain_value
 from steadytrain.components.tabular.model import is_missing, plain_number
@@ -294,26 +294,14 @@ def _shown(item: Input) -> str:
 def _located(address: str, output: Path) -> tuple[str, RunConfig | None]:
     """Return where MLflow finds a model, and the configuration of the run that trained it."""
     folder = Path(address)
-    name, at, alias = address.removeprefix("models:/").partition("@")
-    if not at and not address.startswith("models:/"):
+    if "@" not in address and not address.startswith("models:/"):
         # Path.is_file raises if an address is too long for a path.
         if not os.path.isfile(folder / "MLmodel"):  # noqa: PTH113
             raise BadInput(f"{address}: no MLmodel file there", remedy=f"give {_FORMS}")
         return str(folder.absolute()), None
     asked = load("causal-lm", [("output", str(output.absolute()))])
-    client = read_registry(asked, Workspace.of(asked))
-    mlflow = import_mlflow()
-    try:
-        if at:
-            version = client.get_model_version_by_alias(name, alias)
-        else:
-            version = client.get_model_version(*name.rsplit("/", 1))
-    except (mlflow.exceptions.MlflowException, TypeError) as error:
-        raise BadInput(
-            f"{address}: the registry has no such model",
-            remedy="name one that `steadytrain list` shows as registered, such as NAME@champion",
-        ) from error
-    return f"models:/{version.name}/{version.version}", _trained(mlflow, version.run_id)
+    _, version = read_version(asked, Workspace.of(asked), address)
+    return f"models:/{version.name}/{version.version}", _trained(import_mlflow(), version.run_id)
 
 
 def _trained(mlflow: Any, run_id: str | None) -> RunConfig | None:

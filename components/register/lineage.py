@@ -19,7 +19,7 @@ from steadytrain.components.shared.tracking.connect import (
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.finish import ENVIRONMENT, FINGERPRINT, PLAN
-from steadytrain.components.shared.tracking.run import reading_client
+from steadytrain.components.shared.tracking.run import find_version, reading_client
 from steadytrain.components.shared.tracking.store import sqlite_uri
 
 _TAGS = {
@@ -84,19 +84,8 @@ class LineageStore:
         Raises:
             BadInput: the registry has no such model or alias.
         """
-        from mlflow.exceptions import MlflowException
-
         with short_timeouts(), tracking_errors(self.uri):
-            try:
-                version = self.client.get_model_version_by_alias(name, alias)
-            except MlflowException as error:
-                if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
-                    raise
-                raise BadInput(
-                    f"{shown(self.uri)} has no {name}@{alias}",
-                    remedy="name a registered model and one of its aliases, such as "
-                    "NAME@champion, or give --output or MLFLOW_TRACKING_URI",
-                ) from error
+            version = find_version(self.client, self.uri, f"{name}@{alias}")
             return self._lineage(version, in_detail=True)
 
     def trained_on(self, fingerprint: str) -> list[ModelLineage]:

@@ -211,20 +211,12 @@ def _from_mlflow(address: str, config: RunConfig) -> Path:
 
 def _registered(address: str, config: RunConfig) -> tuple[str, str]:
     """Return the address's current version as models:/NAME/VERSION, and where its files are."""
-    from steadytrain.components.shared.tracking import read_registry
+    from steadytrain.components.shared.tracking import read_version
 
-    try:
-        client = read_registry(config, Workspace.of(config))
-    except BadInput as error:
-        raise BadInput(f"model {address!r}: {error.message}", remedy=error.remedy) from error
-    name, _, tail = address.removeprefix("models:/").partition("@")
+    client, version = read_version(config, Workspace.of(config), address)
     with _registry_errors(address):
-        if tail:
-            number = client.get_model_version_by_alias(name, tail).version
-        else:
-            name, _, number = name.partition("/")
-        origin = client.get_model_version_download_uri(name, str(number))
-    return f"models:/{name}/{number}", origin
+        origin = client.get_model_version_download_uri(version.name, version.version)
+    return f"models:/{version.name}/{version.version}", origin
 
 
 @contextlib.contextmanager

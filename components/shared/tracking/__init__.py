@@ -10,7 +10,7 @@ from steadytrain.components.shared.tracking.finish import finish_run
 from steadytrain.components.shared.tracking.mlflow_sink import MlflowSink
 from steadytrain.components.shared.tracking.run import (
     parent_run,
-    read_registry,
+    read_version,
     run_links,
     version_link,
 )
@@ -21,7 +21,7 @@ __all__ = [
     "finish_run",
     "import_mlflow",
     "parent_run",
-    "read_registry",
+    "read_version",
     "resolve_uri",
     "run_links",
     "use_tracking",

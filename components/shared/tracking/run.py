@@ -326,3 +326,45 @@ def read_registry(config: RunConfig, workspace: Workspace) -> Any:
         mlflow.set_tracking_uri(client.tracking_uri)
         mlflow.set_registry_uri(registry_uri(uri))
     return client
+
+
+def read_version(config: RunConfig, workspace: Workspace, address: str) -> tuple[Any, Any]:
+    """Return `read_registry`, and the version that `find_version` finds there.
+
+    Raises:
+        BadInput, TrackingError: as for both.
+    """
+    try:
+        client = read_registry(config, workspace)
+    except BadInput as error:
+        raise BadInput(f"{address}: {error.message}", remedy=error.remedy) from error
+    return client, find_version(client, resolve_uri(config, workspace), address)
+
+
+def find_version(client: Any, uri: str, address: str) -> Any:
+    """Return the registered version that an address names.
+
+    Args:
+        uri: of the tracking store whose registered models the client reads.
+        address: NAME@ALIAS or NAME/VERSION, after models:/ or not.
+
+    Raises:
+        BadInput: the registry has no such model, alias or version.
+        TrackingError: it cannot be used.
+    """
+    name, at, alias = address.removeprefix("models:/").partition("@")
+    registry = registry_uri(uri)
+    with tracking_errors(registry):
+        try:
+            if at:
+                return client.get_model_version_by_alias(name, alias)
+            model, _, number = name.rpartition("/")
+            return client.get_model_version(model, number)
+        except import_mlflow().MlflowException as error:
+            if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+                raise
+            raise BadInput(
+                f"{address}: the registry {shown(registry)} has no such model, alias or version",
+                remedy="name one that `steadytrain list` shows as registered, such as "
+                "NAME@champion, or give --output or MLFLOW_TRACKING_URI",
+            ) from error

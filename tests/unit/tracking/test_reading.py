@@ -78,9 +78,14 @@ def test_failed_look_up_creates_no_store_of_the_environment(
 
 
 def test_commands_that_look_a_model_up_create_nothing(tmp_path, here):
-    for arguments in (["extract", ADDRESS, "part", "new"], ["lineage", "small@champion"]):
+    for arguments in (
+        ["extract", ADDRESS, "part", "new"],
+        ["lineage", "small@champion"],
+        ["check", "small@champion"],
+    ):
         done = CliRunner().invoke(app, [*arguments, "--output", "out"])
         assert isinstance(done.exception, BadInput)
+        assert "MLflow store" in done.exception.message
     assert content(here) == []
 
 
@@ -99,10 +104,14 @@ def test_model_of_a_store_is_found_and_a_missing_one_changes_nothing(
     make_config, workspace, here, logged
 ):
     config = make_config()
-    with pytest.raises(BadInput, match="cannot be read from the registry: RESOURCE_DOES_NOT_EXIST"):
+    with pytest.raises(BadInput, match=r"registry sqlite:.* has no such model"):
         resolve_model(ADDRESS, config)
     assert content(here) == []
     register(f"sqlite:///{workspace.tracking_store}", logged)
+    done = CliRunner().invoke(app, ["check", "small@none", "--output", config.output])
+    assert isinstance(done.exception, BadInput)
+    assert str(workspace.tracking_store) in done.exception.message
+    assert "small@none" in done.exception.message
     folder = resolve_model(ADDRESS, config)
     assert [path.name for path in content(folder)] == ["config.json"]
     assert content_of(ADDRESS, config) == f"models:/small/1 at {logged.as_uri()}"
