@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from steadytrain.components.preprocess.inspection import first_rows
+from steadytrain.components.preprocess.validate import no_records
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import DataError
@@ -40,19 +41,8 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
         why = "data.target names several columns" if several else "data.label_separator is set"
         return TABULAR_MULTI_LABEL, why
     config = _checked({**data, "task": "tabular_classification"})
-    target, values, names = str(config.target), list[Any](), dict[str, None]()
-    with closing(first_rows(config, _ROWS)) as rows:
-        for _, _, row in rows:
-            if isinstance(row, Defect):
-                continue
-            names |= dict.fromkeys(row)
-            if not is_missing(row.get(target)):
-                values.append(row[target])
-    if target not in names:
-        raise DataError(
-            f"data.target = {target!r}: the records have no such column",
-            remedy=f"use one of {', '.join(map(str, names))}"[:500],
-        )
+    target = str(config.target)
+    values = _values(config, target)
     if not values:
         raise DataError(
             f"data.target = {target!r}: every value is missing", remedy="name another column"
@@ -74,6 +64,31 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
             "tabular_classification takes each value for a class",
         )
     return "tabular_classification", f"{target} has {different} different values"
+
+
+def _values(config: DataConfig, target: str) -> list[Any]:
+    """Return the first values of a column that are not missing.
+
+    Raises:
+        DataError: there are no records, or they have no such column.
+    """
+    values, names, rows = list[Any](), dict[str, None](), 0
+    with closing(first_rows(config, _ROWS)) as read:
+        for _, _, row in read:
+            rows += 1
+            if isinstance(row, Defect):
+                continue
+            names |= dict.fromkeys(row)
+            if not is_missing(row.get(target)):
+                values.append(row[target])
+    if not rows:
+        raise no_records(config)
+    if target not in names:
+        raise DataError(
+            f"data.target = {target!r}: the records have no such column",
+            remedy=f"use one of {', '.join(map(str, names))}"[:500],
+        )
+    return values
 
 
 def _checked(section: Mapping[str, Any]) -> DataConfig:

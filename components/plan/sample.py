@@ -33,7 +33,7 @@ from steadytrain.components.preprocess.split import (
     sides_at,
     stratify,
 )
-from steadytrain.components.preprocess.validate import Checked, check
+from steadytrain.components.preprocess.validate import Checked, check, no_records
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.digest import value_digest
@@ -117,6 +117,8 @@ def _sampled(config: RunConfig, data_bytes: int | None) -> Sampled:
         return Sampled(None, None, f"the data were not counted: {away} is not on this machine")
     with tempfile.TemporaryDirectory() as scratch:
         read = _read(config, encoder, inputs, Path(scratch))
+        if not read.records:
+            raise no_records(config.data)
         if not read.good:
             return Sampled(None, None, f"none of the first {read.records:,} records can be used")
         found = _count(config, encoder, read, Path(scratch))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from steadytrain.components.preprocess.data_card import first_records
 from steadytrain.components.preprocess.inputs import inputs_of
-from steadytrain.components.preprocess.validate import Checked
+from steadytrain.components.preprocess.validate import Checked, no_records
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
@@ -183,6 +183,8 @@ def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
     """
     encoder: Any = open_encoder(config.data)
     records = [one for _, _, one in islice(first_records(config, encoder, _READ), _READ)]
+    if not records:
+        raise no_records(config.data)
     good = [one for one in records if isinstance(one, Checked)]
     if not good:
         why = next((f": {one}" for one in records if isinstance(one, Defect)), "")

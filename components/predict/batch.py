@@ -23,6 +23,7 @@ from steadytrain.components.predict.progress import Progress, SavedProgress, key
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.reading import check_defects
+from steadytrain.components.preprocess.validate import no_records
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy
 from steadytrain.components.shared.lease import try_lock
@@ -231,10 +232,7 @@ def predict(
         with _writing(partial):
             predictions.close()
         if not state.records:
-            raise DataError(
-                f"data.source = {', '.join(data.source)} has no records",
-                remedy="give a data set that is not empty",
-            )
+            raise no_records(data)
         _check_defects(data, quarantine, state.records, partial)
         _check_columns(model, state)
     if out is not None and partial is not None:

@@ -24,11 +24,12 @@ from steadytrain.components.preprocess.validate import (
     ColumnUse,
     check,
     needed_columns,
+    no_records,
 )
 from steadytrain.components.shared.class_names import counting, listed
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data_sections import MULTI_LABEL
-from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.tasks.base import open_encoder
@@ -101,10 +102,7 @@ def inspect(data: DataConfig) -> Inspection:
             result.records += 1
             _add(result, row, data, encoders)
     if not result.records:
-        raise DataError(
-            f"data.source = {', '.join(data.source)} has no records",
-            remedy="give a data set that is not empty",
-        )
+        raise no_records(data)
     return result
 
 

@@ -46,6 +46,7 @@ from steadytrain.components.preprocess.validate import (
     ColumnUse,
     check,
     needed_columns,
+    no_records,
 )
 from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
@@ -350,11 +351,7 @@ def _check(
     quarantine: Quarantine,
 ) -> None:
     if not reading.records:
-        raise DataError(
-            f"{', '.join(f'{name} = {address}' for name, address in data.addresses)}: there is no "
-            "record in it",
-            remedy="give a data set that is not empty",
-        )
+        raise no_records(data)
     _check_columns(reading, data, encoder, difficulty)
     check_defects(data, quarantine, reading.records)
     if not spool.count:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from steadytrain.components.preprocess.split import content_id, hashed
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import (
@@ -36,6 +37,12 @@ JUDGED_REMEDY: Final = (
 
 _COLUMNS: Final = 50
 """Columns of a row to look at, of those that are not read."""
+
+
+def no_records(data: DataConfig) -> DataError:
+    """Return the error for data without a record."""
+    named = ", ".join(f"{name} = {address}" for name, address in data.addresses)
+    return DataError(f"{named}: no record is there", remedy="give a data set that is not empty")
 
 
 @dataclass(frozen=True)

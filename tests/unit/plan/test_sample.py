@@ -85,6 +85,9 @@ def test_length_counts_epochs_and_says_why_nothing_was_counted(tmp_path):
     fixed = length_of(made(tmp_path, "causal-lm", path, **{"training.max_steps": 7}), 4, found)
     assert (fixed.steps, fixed.tokens) == (7, 7 * 4 * found.tokens)
     assert fixed.source.startswith("training.max_steps; tokens are counted from all 300 records")
+    (tmp_path / "empty.jsonl").touch()
+    empty = made(tmp_path, "causal-lm", tmp_path / "empty.jsonl", **more)
+    assert "no record is there" in length_of(empty, 4, sample(empty)).source
     absent = made(tmp_path, "causal-lm", tmp_path / "absent.jsonl", **more)
     length = length_of(absent, 4, sample(absent))
     assert length.steps is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from steadytrain.components.automl.task import task_of
 from steadytrain.components.plan import tables
 from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.preprocess.step import run as preprocess
@@ -51,6 +52,14 @@ def test_table_without_its_target_is_refused_with_the_reason(config):
     other = config.model_copy(update={"data": config.data.model_copy(update={"target": "price"})})
     with pytest.raises(DataError, match=r"of the first .* records can be used: .*'?price"):
         plan_table(other)
+
+
+def test_table_without_a_row_is_refused_as_empty(config, tmp_path):
+    (tmp_path / "table.csv").write_text("size,kind\n")
+    with pytest.raises(DataError, match="no record is there"):
+        plan_table(config)
+    with pytest.raises(DataError, match="no record is there"):
+        task_of({"source": list(config.data.source), "target": "kind"})
 
 
 def test_init_plans_the_tables_of_a_package_for_the_cpu(config, tmp_path, monkeypatch):

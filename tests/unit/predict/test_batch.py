@@ -355,7 +355,7 @@ def test_long_record_is_refused(data, tmp_path):
 
 
 def test_empty_source_is_an_error(data, tmp_path):
-    with pytest.raises(DataError, match="has no records"):
+    with pytest.raises(DataError, match="no record is there"):
         predict(doubling(), data([]), tmp_path / "out.jsonl")
 
 

@@ -114,7 +114,7 @@ def test_a_model_leads_to_its_data_and_code_and_the_data_to_its_models(
     assert commit in told.output
     told = CliRunner().invoke(app, ["lineage", "prepared", *output, "--json"])
     assert [item["version"] for item in json.loads(told.output)["models"]] == ["1", "2"]
-    with pytest.raises(BadInput, match="no shapes@missing"):
+    with pytest.raises(BadInput, match="shapes@missing"):
         store.of_model("shapes", "missing")
     with pytest.raises(BadInput, match="no model that was trained on data other"):
         store.trained_on("other")
