@@ -22,6 +22,7 @@ from steadytrain.pipelines.options import (
     check_extra,
     gigabytes,
     keeps_source,
+    refuse_unread,
     with_options,
     write_files,
 )
@@ -124,11 +125,19 @@ def design(
     sizes = {"compute.nodes": nodes, "compute.nproc_per_node": per_node}
     config = _open(source, task, with_options(given, output=output, **sizes)).config
     check_plugins(config)
+    on_cpu = config.compute.device == "cpu"
+    if on_cpu:
+        gpus = {"--gpu-type": gpu_type, "--gpu-count": gpu_count}
+        refuse_unread(gpus, "compute.device is cpu, so that no GPU trains")
     given_bytes = int(data_gb * 1e9) or None
     found = planned(
         config,
         lambda: choose_hardware(
-            config, gpu_type or ANY, prices=prices, provider=provider, host_memory_gb=memory_gb
+            config,
+            gpu_type or ("" if on_cpu else ANY),
+            prices=prices,
+            provider=provider,
+            host_memory_gb=memory_gb,
         ),
         command="steadytrain design",
         given={

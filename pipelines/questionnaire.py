@@ -238,7 +238,8 @@ class Questionnaire:
             BadInput, DataError: there is none, such as for data that are elsewhere.
         """
         config = self.selection.config
-        name = kind.name if kind else "" if answers.gpu == NONE else ANY
+        own = answers.gpu == NONE or config.compute.device == "cpu"
+        name = kind.name if kind else "" if own else ANY
         return planned(
             config,
             lambda: choose_hardware(config, name),
@@ -272,6 +273,8 @@ def unasked(config: RunConfig) -> dict[str, str]:
     planner = planner_of(task)
     if planner == "table" or (planner == "series" and framework != "pytorch"):
         why = dict.fromkeys(_GPU_OPTIONS, f"{framework} learns {task} on the CPU, in one process")
+    elif config.compute.device == "cpu":
+        why = dict.fromkeys(_GPU_OPTIONS, "compute.device is cpu")
     else:
         why = dict.fromkeys(
             _CPU_OPTIONS, f"they are for models that learn on the CPU alone; {task} uses GPUs"

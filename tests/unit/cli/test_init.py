@@ -192,6 +192,17 @@ def test_hardware_without_a_plan_says_why(data):
     assert (compute.nodes, compute.nproc_per_node, compute.device) == (2, 8, "cuda")
 
 
+CPU = ("--set", "compute.device=cpu")
+
+
+def test_a_goal_for_the_cpu_writes_nothing_for_a_gpu(data):
+    words = ("--data", "text.jsonl", "--goal", "fastest", "--cores", "2", "--yes", *CPU)
+    assert call("init", "my.yaml", *words, folder=data).code == 0
+    config = load("my.yaml")
+    assert (config.compute.device, config.compute.threads_per_rank) == ("cpu", 2)
+    assert (config.training.bf16, config.training.fp16) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -201,6 +212,7 @@ def test_hardware_without_a_plan_says_why(data):
         (("--gpu-type", "h100", "--gpu-memory-gb", "81"), "H100 (80 GB)"),
         (("--gpu-type", "none", "--gpu-count", "2"), "there are no GPUs to count"),
         (("--gpu-count", "12"), "in nodes of 8"),
+        (("--gpu-count", "2", *CPU), "--gpu-count: compute.device is cpu"),
     ],
 )
 def test_answers_that_cannot_be_used_are_refused(data, words, part):

@@ -30,6 +30,7 @@ from support.pictures import image_config, noise, write_folders
 
 GOLDEN = Path(__file__).parent / "golden" / "designs"
 STEPS = ("--set", "training.max_steps=1000")
+CPU = ("--set", "compute.device=cpu")
 DESIGNS = {
     "8b-one-6gb-card": (
         *("chat", "--gpu-type", "rtx4050", *STEPS, "--memory-gb", "32"),
@@ -113,6 +114,11 @@ def test_cost_is_hours_times_the_price_of_all_gpus(call):
     assert cost["total_cost_usd"] == pytest.approx(product)
 
 
+def test_a_design_for_the_cpu_is_for_the_cpu(call):
+    design = json.loads(call("design", "causal-lm", *CPU, "--json").stdout)
+    assert design["distributed_config"]["backend"] == "gloo"
+
+
 def test_small_hours_and_costs_are_shown_as_numbers(call):
     words = ("design", "chat", "--gpu-type", "a100", "--set", "training.max_steps=1")
     cost = json.loads(call(*words, "--json").stdout)["cost_estimate"]
@@ -194,6 +200,8 @@ def test_design_over_its_budget_or_disk_exits_with_1(call):
         ((), "needs a configuration or a task"),
         (("--task", "poetry"), "--task poetry: no preset has it"),
         (("chat", "--gpu-count", "12"), "--gpu-count 12: above 8"),
+        (("chat", "--gpu-count", "2", *CPU), "--gpu-count: compute.device is cpu"),
+        (("chat", "--gpu-type", "any", *CPU), "--gpu-type: compute.device is cpu"),
         ((*DESIGNS["50gb-table-xgboost"], "--gpu-type", "a100"), "--gpu-type: a plan for tab"),
     ],
 )
