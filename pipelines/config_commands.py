@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.storage.local import open_regular, write_requested
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     DataSource,
@@ -266,8 +267,10 @@ def init(
             answers = ask(hardware)
     chosen = hardware.selection
     Workspace.of(chosen.config)  # rejects an output that cannot be a folder
-    _write(file, _text(chosen, {"data.task": reason, **hardware.reasons}))
+    text = _text(chosen, {"data.task": reason, **hardware.reasons})
     env_files = write_env_files(file.parent) if env else []
+    # Last, so that the same command can follow a failure.
+    write_requested(file, text.encode(), "")
     name = shlex.quote(str(file))
     kind = None if chosen.config.data.task in SERIES else answers.kind()
     plan = f"plan {name} --gpu {kind.name}" if kind else f"plan {name}"
@@ -385,16 +388,6 @@ def _why(origin: str) -> str:
     return "the default" if origin == "default" else "as you gave it"
 
 
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            f"{file} cannot be written: {error.strerror}", remedy="give a file that you may write"
-        ) from error
-
-
 EXAMPLE: Final = ".env.example"
 _IGNORED: Final = (".env*", f"!{EXAMPLE}")
 _KEYS: Final = (
@@ -459,15 +452,17 @@ def write_env_files(folder: Path) -> list[str]:
         if keys.exists():
             done.append(f"left {keys} as it is")
         else:
-            keys.write_text(example(), encoding="utf-8")
+            write_requested(keys, example().encode(), "--env")
             done.append(f"wrote {keys}")
-        text = ignored.read_text(encoding="utf-8") if ignored.exists() else ""
+        text = ""
+        with contextlib.suppress(FileNotFoundError), open_regular(ignored) as handle:
+            text = handle.read().decode()
         # The last rule that matches counts, so the exception must follow.
         rules_there = [line.strip() for line in text.splitlines() if line.strip() in _IGNORED]
         if rules_there[-2:] != [*_IGNORED]:
             gap = "" if not text or text.endswith("\n") else "\n"
             rules = "\n".join(_IGNORED)
-            ignored.write_text(f"{text}{gap}{rules}\n", encoding="utf-8")
+            write_requested(ignored, f"{text}{gap}{rules}\n".encode(), "--env")
             done.append(f"{'added .env* to' if text else 'wrote'} {ignored}")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(

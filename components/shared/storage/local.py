@@ -371,7 +371,7 @@ def write_requested(path: Path, content: bytes, option: str) -> None:
     Args:
         path: the file.
         content: what to write.
-        option: where the path comes from, for the error message.
+        option: where the path comes from, for the error message; "" if it is an argument.
 
     Raises:
         BadInput: if it cannot be written.
@@ -382,12 +382,14 @@ def write_requested(path: Path, content: bytes, option: str) -> None:
             path.write_bytes(content)
             return
         with _temporary(target) as (handle, temporary):
+            if target.exists():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
             handle.write(content)
             handle.flush()
             temporary.replace(target)
     except OSError as error:
         raise BadInput(
-            f"{option} {path} cannot be written: {error.strerror}",
+            f"{option} {path} cannot be written: {error.strerror}".lstrip(),
             remedy=f"give another path, or {room_for(error)}",
         ) from error
 

@@ -17,6 +17,7 @@ from steadytrain.pipelines import config_commands
 from steadytrain.pipelines.questionnaire import Answers
 from steadytrain.pipelines.sources import open_source
 
+from support.disks import fill, free, small_file_system
 from support.odd import call
 
 PRESET_MODEL = load("chat").model.base
@@ -306,6 +307,32 @@ def test_file_that_cannot_be_written_is_an_error(data):
     done = call("init", "text.jsonl/my.yaml", "--data", "text.jsonl", "--yes", folder=data)
     assert done.code == 2
     assert "cannot be written" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "steadytrain.yaml", "--data", "../text.jsonl", "--yes", "--force"),
+        ("plan", "causal-lm", "--formula", "--gpu=t4", "--write=."),
+        ("design", "causal-lm", "--write=."),
+    ],
+    ids=lambda words: words[0],
+)
+def test_full_disk_leaves_the_earlier_files(data, words):
+    with small_file_system(data / "disk", "size=256k") as disk:
+        assert call(*words, folder=disk).code == 0
+        (disk / "steadytrain.yaml").chmod(0o600)
+        (disk / ".gitignore").write_bytes(b"*.log\r\n")
+        before = {path.name: path.read_bytes() for path in disk.iterdir()}
+        fill(disk)
+        done = call(*words, folder=disk)
+        assert (done.code, "No space left" in done.err) == (2, True)
+        free(disk)
+        assert {path.name: path.read_bytes() for path in disk.iterdir()} == before
+        assert call(*words, folder=disk).code == 0
+        assert load(disk / "steadytrain.yaml")
+        assert (disk / "steadytrain.yaml").stat().st_mode & 0o777 == 0o600
 
 
 def test_any_end_of_a_line_in_a_name_reads_back_equal(data):
