@@ -25,6 +25,7 @@ from steadytrain.components.preprocess.reading import encoders_by_part
 from steadytrain.components.preprocess.shards import best_fit
 from steadytrain.components.preprocess.sources import SourceFile
 from steadytrain.components.preprocess.split import (
+    SIDES,
     TRAIN,
     hash_position,
     held_out,
@@ -33,6 +34,7 @@ from steadytrain.components.preprocess.split import (
     sides_at,
     stratify,
 )
+from steadytrain.components.preprocess.survey import check_sides
 from steadytrain.components.preprocess.validate import Checked, check, no_records
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import DataConfig, RunConfig
@@ -206,7 +208,9 @@ def _count(config: RunConfig, encoder: Encoder, read: _Read, scratch: Path) -> S
     shares = held_out(data, read.given)
     unique = sorted(known.items())
     if read.complete:
-        trained = _on_the_training_side([record for _, record in unique], data, encoder, shares)
+        trained = _on_the_training_side(
+            [record for _, record in unique], data, encoder, shares, read.given
+        )
         scale = 1.0
     else:
         trained = [record for _, record in unique]
@@ -233,9 +237,17 @@ def _count(config: RunConfig, encoder: Encoder, read: _Read, scratch: Path) -> S
 
 
 def _on_the_training_side(
-    records: Sequence[Checked], data: DataConfig, encoder: Encoder, shares: dict[int, float]
+    records: Sequence[Checked],
+    data: DataConfig,
+    encoder: Encoder,
+    shares: dict[int, float],
+    given: set[Side],
 ) -> list[Checked]:
-    """Return the records that the split puts on the training side."""
+    """Return the records that the split puts on the training side.
+
+    Raises:
+        DataError: a side is empty, so that no run can prepare these data.
+    """
     places = np.array(
         [hash_position(one.identity, one.group, data.split_salt) for one in records], np.uint64
     )
@@ -244,6 +256,10 @@ def _on_the_training_side(
         sides = stratify(places, np.array(hashes, np.uint64), shares)[0]
     else:
         sides = sides_at(places, shares)
+    # Sets of labels are divided in another way, which keeps each side's share.
+    codes = [TRAIN] if has_label_sets(encoder) else [*shares, TRAIN]
+    documents = {SIDES[code]: int((sides == code).sum()) for code in codes}
+    check_sides(documents, data, {}, given)
     return [one for one, side in zip(records, sides.tolist(), strict=True) if side == TRAIN]
 
 

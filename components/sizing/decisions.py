@@ -256,11 +256,12 @@ def _epoch(job: Workload, choice: Choice) -> tuple[float, float, str]:
     if job.sampled is not None:
         rows, tokens, documents = job.sampled.rows, job.sampled.tokens, job.sampled.documents
         if rows is not None and tokens is not None:
-            return documents, rows * tokens, f"about {documents:,} examples before preparation"
+            counted = f"about {documents:,} training examples before preparation"
+            return documents, rows * tokens, counted
     elif data := prepared(job.config):
         side = data.sides["train"]
         tokens = side.tokens or side.rows * choice.setting.length
-        return side.documents, tokens, f"{side.documents:,} examples"
+        return side.documents, tokens, f"{side.documents:,} training examples"
     return math.inf, math.inf, ""
 
 

@@ -191,7 +191,9 @@ def length_of(config: RunConfig, global_batch: int, sampled: Sampled | None = No
         return Length(sampled.rows, steps, tokens, fixed + sampled.source, advice)
     if training.max_steps > 0:
         tokens = float(training.max_steps * full)
-        return Length(None, training.max_steps, tokens, "training.max_steps, with full sequences")
+        source = "training.max_steps, with full sequences"
+        source += f"; {sampled.source}" if sampled is not None else ""
+        return Length(None, training.max_steps, tokens, source)
     remedy = "run `steadytrain step preprocess FILE` first, or set training.max_steps"
     why = f"{sampled.source}; {remedy}" if sampled is not None else remedy
     return Length(None, None, None, why)

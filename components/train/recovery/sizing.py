@@ -112,7 +112,7 @@ class Sizing:
         documents, task = self.data.sides["train"].documents, self.config.data.task
         # Each step of a table or series is an epoch.
         in_epochs = task not in (*TABLES, *SERIES)
-        return by_default(documents if in_epochs else math.inf, f"{documents:,} examples")
+        return by_default(documents if in_epochs else math.inf, f"{documents:,} training examples")
 
     def _start(self, nodes: int) -> Start | None:
         return planned_start(

@@ -335,7 +335,7 @@ def test_plan_before_preparation_saves_the_records_it_counts_by_epoch(configure,
     assert ("training.save_strategy" in chosen(plan)) == bool(records)
     assert ("training.save_steps" in chosen(plan)) == (not records)
     if records:
-        counted = f"about {plan.job.sampled.documents} examples before preparation"
+        counted = f"about {plan.job.sampled.documents} training examples before preparation"
         assert reasons(plan)["training.save_strategy"].startswith(counted)
         assert 200 < plan.job.sampled.documents < records
         assert filled(plan).training.save_strategy is None

@@ -14,7 +14,7 @@ from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.sample import sample
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.length import length_of
@@ -85,6 +85,13 @@ def test_length_counts_epochs_and_says_why_nothing_was_counted(tmp_path):
     fixed = length_of(made(tmp_path, "causal-lm", path, **{"training.max_steps": 7}), 4, found)
     assert (fixed.steps, fixed.tokens) == (7, 7 * 4 * found.tokens)
     assert fixed.source.startswith("training.max_steps; tokens are counted from all 300 records")
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(json.dumps({"text": text}) for text in texts(2)))
+    for steps in (-1, 7):
+        config = made(tmp_path, "causal-lm", few, **{"training.max_steps": steps})
+        assert "side of the split is empty" in length_of(config, 4, sample(config)).source
+        with pytest.raises(DataError, match="side of the split is empty"):
+            preprocess(config)
     (tmp_path / "empty.jsonl").touch()
     empty = made(tmp_path, "causal-lm", tmp_path / "empty.jsonl", **more)
     assert "no record is there" in length_of(empty, 4, sample(empty)).source

@@ -112,7 +112,7 @@ def test_each_part_of_a_plan_has_its_reason(config, data):
     )
     field, (text, reason) = [*told.items()][-1]
     assert (field, text) == ("training.save_strategy", "(open)")
-    assert reason.startswith("100 examples are fewer than 100,000")
+    assert reason.startswith("100 training examples are fewer than 100,000")
     assert reason.endswith("and at Young's interval")
     strategy = {"compute": {"strategy": "zero1"}, "training": {**WIDE, "save_steps": 7}}
     told = reasons(sized(config, data, ranks=2, **strategy), History())
