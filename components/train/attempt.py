@@ -285,6 +285,8 @@ class AttemptFolder:
 EVERY_SECONDS = 1.0
 STARTING, FINISHING = "start", "finish"
 """The phases before a rank's first step and after its last one."""
+MEETING = "meet"
+"""The phase in which a rank waits for the others."""
 _WIDTH = 64
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 """Opening a pipe fails at once instead of waiting for its reader."""

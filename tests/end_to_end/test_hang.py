@@ -34,9 +34,10 @@ TIMEOUT = 30.0
 
 @pytest.fixture
 def pause(tmp_path, monkeypatch):
-    """Pause rank 0 of an attempt at its first checkpoint."""
+    """Return what can pause rank 0 of an attempt at a checkpoint. Nothing is paused at first."""
     pause = Pause(tmp_path / "pause", 0)
     pause.set_everywhere(monkeypatch)
+    pause.set(None)
     return pause
 
 
@@ -106,6 +107,7 @@ def test_hang_is_detected_reported_and_survived(bench, pause, ranks, faults):
     disturbed = bench("disturbed", ranks, "support.faults:HoldsTheInterpreter")
     workspace = disturbed.workspace
     disturbance = Disturbance(workspace, pause, ranks - 1, faults)
+    pause.set(0)
     outcome = step.run(disturbed.config, disturbed.data, sinks=[disturbance])
 
     assert (outcome.outcome, outcome.attempts) == ("finished", len(faults) + 1), outcome

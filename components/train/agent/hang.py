@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -14,7 +14,14 @@ from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.processes import alive, is_stopped, save_stacks, state
 from steadytrain.components.train.agent.ranks import NodeShare
-from steadytrain.components.train.attempt import FINISHING, STARTING, AttemptFolder, Beat, RankError
+from steadytrain.components.train.attempt import (
+    FINISHING,
+    MEETING,
+    STARTING,
+    AttemptFolder,
+    Beat,
+    RankError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -60,20 +67,29 @@ class HangWatch:
 
     def look(self) -> bool:
         """Return whether a rank hangs. If so, write stacks and an error report to the folder."""
-        states = {rank: self._state_of(rank, pulse) for rank, pulse in self.pulses.items()}
+        beats = {rank: self._beat(rank, pulse) for rank, pulse in self.pulses.items()}
+        # If all ranks wait for each other, none will come, although each shows signs of life. Ranks
+        # on other nodes are unknown here.
+        lost = self.share.nodes == 1 and all(
+            beat is not None and beat.phase == MEETING for beat in beats.values()
+        )
+        states = {
+            rank: self._state_of(beat, self.pulses[rank], lost) for rank, beat in beats.items()
+        }
         if not any(rank_state.hangs for rank_state in states.values()):
             return False
         self._report(states)
         return True
 
-    def _state_of(self, rank: int, pulse: Pulse) -> RankState:
-        beat, recovery = self._beat(rank, pulse), self.recovery
+    def _state_of(self, beat: Beat | None, pulse: Pulse, lost: bool) -> RankState:
+        recovery = self.recovery
         process = _process(beat) if beat else None
         if beat is not None and process is None:
             return RankState(beat, 0.0, recovery.hang_timeout_seconds, None)  # the rank has ended
         stepping = beat is not None and beat.phase not in (STARTING, FINISHING)
         limit = recovery.hang_timeout_seconds if stepping else recovery.start_timeout_seconds
-        return RankState(beat, pulse.silence(beat), limit, process)
+        seen = replace(beat, count=0) if beat is not None and lost else beat
+        return RankState(beat, pulse.silence(seen), limit, process)
 
     def _beat(self, rank: int, pulse: Pulse) -> Beat | None:
         """Return the rank's last beat; the last known one if it cannot be read now."""

@@ -32,7 +32,7 @@ from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask, 
 from steadytrain.components.tasks.frozen_parts import attach, parameter_count
 from steadytrain.components.techniques.curriculum.order import SequenceLength
 from steadytrain.components.techniques.order import Mixture, Order
-from steadytrain.components.train.attempt import Heartbeat, longest_wait
+from steadytrain.components.train.attempt import MEETING, Heartbeat, longest_wait
 from steadytrain.components.train.failures import CannotRecompute
 from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
@@ -132,10 +132,9 @@ class Parts:
         if self.usage is not None:
             self.usage.report()
 
-    def still(self) -> None:
-        """Record a sign of life while the phase and the step stay the same."""
-        if self.heartbeat is not None:
-            self.beat(self.heartbeat.phase)
+    def meet(self) -> None:
+        """Record a sign of life while this rank waits for the others."""
+        self.beat(MEETING)
 
     @property
     def rank(self) -> int:

@@ -99,7 +99,7 @@ class Training(TrainingLoop):
             store,
             rank=parts.rank,
             world_size=parts.world_size,
-            gather=partial(gather_objects, beat=parts.still),
+            gather=partial(gather_objects, beat=parts.meet),
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
             on_warning=reporter.warn,

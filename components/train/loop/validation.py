@@ -38,7 +38,7 @@ def validate(parts: Parts) -> dict[str, float]:
     if parts.strategy.shares_weights:
         _run_extra_passes(parts, math.ceil(len(batches) / parts.world_size) - len(mine))
     total: Counter[str] = Counter()
-    for of_rank in gather_objects([dict(sums)], parts.still):
+    for of_rank in gather_objects([dict(sums)], parts.meet):
         total.update(of_rank)
     return parts.task.validation_metrics(total)
 

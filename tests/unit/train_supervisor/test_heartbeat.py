@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.shared.periodic import Pulse
-from steadytrain.components.train.attempt import STARTING, Beat, Heartbeat
+from steadytrain.components.train.agent import hang
+from steadytrain.components.train.agent.hang import HangWatch
+from steadytrain.components.train.agent.ranks import NodeShare
+from steadytrain.components.train.attempt import STARTING, AttemptFolder, Beat, Heartbeat
 
 FILES = Path("/proc/self/fd")
 
@@ -124,3 +128,33 @@ def test_something_else_in_the_place_of_a_beat_is_none_and_blocks_nobody(tmp_pat
     put(tmp_path / "beat")
     assert Beat.read(tmp_path / "beat") is None
     assert Heartbeat(tmp_path / "beat", clock).count == 1
+
+
+@pytest.mark.parametrize(
+    ("phases", "nodes", "hangs"),
+    [
+        (("meet", "meet"), 1, True),
+        # The other one still writes its part.
+        (("meet", "save"), 1, False),
+        # A rank of another node may still come.
+        (("meet", "meet"), 2, False),
+    ],
+)
+def test_ranks_that_all_wait_for_each_other_hang(
+    tmp_path, clock, monkeypatch, phases, nodes, hangs
+):
+    # This process stands for both ranks.
+    monkeypatch.setattr(hang, "save_stacks", lambda folder, processes: None)
+    folder, recovery = AttemptFolder(tmp_path), RecoveryConfig(hang_timeout_seconds=30)
+    beats = [Heartbeat(folder.heartbeat(rank), clock) for rank in range(2)]
+    watch = HangWatch(folder, NodeShare(0, nodes, 2), recovery)
+    watch.pulses = {rank: Pulse(clock) for rank in watch.pulses}
+    folder.node(0).path.mkdir()
+    found = []
+    for _ in range(40):
+        for beat, phase in zip(beats, phases, strict=True):
+            beat.beat(phase, 5)
+        found.append(watch.look())
+        clock.now += 1
+    assert found == [False] * 31 + [hangs] * 9
+    assert bool(folder.node(0).error.exists()) is hangs
