@@ -97,9 +97,9 @@ def design(
     """Design a pipeline: its steps, how ranks share the work, and what it costs.
 
     It answers with pipeline_config, distributed_config and cost_estimate. `steadytrain schema
-    --design` has their fields. Everything is by formula and nothing is run; `steadytrain plan`
-    explains each choice. If the design cannot work, or costs more than the budget, it says so and
-    exits with status 1.
+    --design` has their fields. Everything is by formula; where the time of a table or series has
+    none, a step of it is timed on this machine. `steadytrain plan` explains each choice. If the
+    design cannot work, or costs more than the budget, it says so and exits with status 1.
 
     For example: `steadytrain design chat --gpu-type a100 --gpu-count 8 --budget-usd 500`
     """
@@ -107,7 +107,7 @@ def design(
     from steadytrain.components.plan.design import Given, scripts, source_bytes
     from steadytrain.components.shared.config.data_sections import TABLES
     from steadytrain.pipelines.early_checks import check_plugins
-    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
+    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware, price_table
     from steadytrain.pipelines.planners import planned
 
     keeps_source(source, write)
@@ -129,14 +129,14 @@ def design(
     if on_cpu:
         gpus = {"--gpu-type": gpu_type, "--gpu-count": gpu_count}
         refuse_unread(gpus, "compute.device is cpu, so that no GPU trains")
+    table = price_table(prices, provider)
     given_bytes = int(data_gb * 1e9) or None
     found = planned(
         config,
         lambda: choose_hardware(
             config,
             gpu_type or ("" if on_cpu else ANY),
-            prices=prices,
-            provider=provider,
+            prices=table,
             host_memory_gb=memory_gb,
         ),
         command="steadytrain design",
@@ -146,7 +146,9 @@ def design(
             "--provider": provider,
             "--tokens-per-second": tokens_per_second,
         },
+        prices=table,
         data_bytes=given_bytes,
+        hours=True,
     )
     host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
     estimate = found.design(Given(given_bytes or source_bytes(config), host, disk))

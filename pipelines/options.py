@@ -186,7 +186,7 @@ Prices = Annotated[
     Path | None,
     typer.Option(
         help="YAML file with your own prices, such as `H100: {usd_per_hour: 8, "
-        "spot_usd_per_hour: 3}`. It replaces all built-in prices."
+        "spot_usd_per_hour: 3}`; CPU is one core. It replaces all built-in prices."
     ),
 ]
 Provider = Annotated[

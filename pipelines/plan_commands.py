@@ -114,7 +114,12 @@ def plan(
     check_extra("data", "steadytrain plan")
     from steadytrain.components.plan.design import Given, source_bytes
     from steadytrain.pipelines.early_checks import check_plugins
-    from steadytrain.pipelines.plan_hardware import ANY, Hardware, choose_hardware
+    from steadytrain.pipelines.plan_hardware import (
+        ANY,
+        Hardware,
+        choose_hardware,
+        price_table,
+    )
     from steadytrain.pipelines.planners import planned
     from steadytrain.pipelines.sources import open_source
 
@@ -125,13 +130,13 @@ def plan(
         typer.echo(remark, err=True)
     config = chosen.config
     check_plugins(config)
+    table = price_table(prices, provider)
 
     def hardware() -> Hardware:
         found = choose_hardware(
             config,
             gpu,
-            prices=prices,
-            provider=provider,
+            prices=table,
             cluster=cluster,
             own=calibrate,
             host_memory_gb=host_memory_gb,
@@ -159,6 +164,7 @@ def plan(
         hardware,
         command="steadytrain plan",
         given=given,
+        prices=table,
         calibrate=calibrate,
         dry_run=not by_formula,
     )

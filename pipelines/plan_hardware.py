@@ -9,17 +9,17 @@ from typing import Final, NamedTuple
 
 import typer
 
-from steadytrain.components.plan.plan import OWN_PRICES
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.sizing.hardware import (
     CPU,
     Gpu,
-    all_gpus,
+    PriceTable,
     device_name,
     find_gpu,
     known_gpu,
+    own_prices,
     priced,
     priced_by,
     this_cpu,
@@ -49,8 +49,7 @@ def choose_hardware(
     config: RunConfig,
     name: str = "",
     *,
-    prices: Path | None = None,
-    provider: str = "",
+    prices: PriceTable | None = None,
     cluster: bool = False,
     own: bool = False,
     host_memory_gb: float = 0,
@@ -60,27 +59,27 @@ def choose_hardware(
     Args:
         name: the GPU kind to plan for; ANY leaves it open, and "" means what `run` would train on
             here.
-        prices: a file with the user's own prices.
-        provider: whose list prices to use.
+        prices: None means steadytrain's own.
         cluster: whether to plan for a cluster's GPUs.
         own: whether to plan for the device that this machine trains on.
         host_memory_gb: RAM of each node; 0 means the amount that was found.
 
     Raises:
-        BadInput: the options contradict each other, prices cannot be used, or no GPU has that name.
+        BadInput: the options contradict each other, or no GPU has that name.
     """
-    table, origin = _priced(prices, provider)
+    table, core, origin = prices or own_prices()
     if cluster and own:
         raise BadInput(
             "--cluster and --calibrate: --calibrate can time only this machine, not a cluster",
             remedy="leave one of the two out",
         )
     named = find_gpu(name, table) if name not in ("", ANY) else None
-    gpus, wanted, hosts = table, named, Hosts()
+    gpus: Sequence[Gpu] = table
+    wanted, hosts = named, Hosts()
     if cluster:
         gpus, wanted, hosts = _of_the_cluster(config, table, wanted)
     elif own or not name:
-        wanted = _this_machine(config, table, wanted) if own else _here(config, table)
+        wanted = _this_machine(config, table, wanted, core) if own else _here(config, table, core)
         hosts = Hosts(memory={wanted.name: host_memory()}) if wanted else hosts
     if host_memory_gb:
         memory = dict.fromkeys((each.name for each in gpus), int(host_memory_gb * 10**9))
@@ -88,13 +87,17 @@ def choose_hardware(
     return Hardware(gpus, wanted, hosts, origin)
 
 
-def _priced(prices: Path | None, provider: str) -> tuple[Sequence[Gpu], str]:
-    """Return the table of GPUs with the prices that were asked for, and where those are from."""
+def price_table(prices: Path | None, provider: str) -> PriceTable:
+    """Return the prices of a file, of a provider, or steadytrain's own.
+
+    Raises:
+        BadInput: both are given, or the file or the provider cannot be used.
+    """
     if prices is not None and provider:
         raise BadInput("--prices and --provider: both give prices", remedy="leave one of them out")
     if prices is not None:
-        return priced(prices), str(prices)
-    return priced_by(provider) if provider else (all_gpus(), OWN_PRICES)
+        return priced(prices)
+    return priced_by(provider) if provider else own_prices()
 
 
 def _of_the_cluster(
@@ -118,7 +121,7 @@ def _of_the_cluster(
     )
 
 
-def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
+def _here(config: RunConfig, gpus: Sequence[Gpu], core: float | None) -> Gpu | None:
     """Return the device that `run` would train on; None if it would not, or on an unknown GPU."""
     compute, name = config.compute, device_name(config.compute)
     if name == CPU:
@@ -126,17 +129,19 @@ def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
         needs_cuda = compute.device == "cuda" or config.training.fp16 or config.only_cuda
         if not local or needs_cuda:
             return None
-        return this_cpu(config)
+        return this_cpu(config, core)
     result = known_gpu(name, gpus)
     if result is None:
         typer.echo(f"this machine's {name} is not in the table; --gpu names another", err=True)
     return result
 
 
-def _this_machine(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:
+def _this_machine(
+    config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None, core: float | None
+) -> Gpu:
     """Return the device that this machine trains on, the only one that can be timed."""
     name = device_name(config.compute)
-    device = this_cpu(config) if name == CPU else find_gpu(name, gpus)
+    device = this_cpu(config, core) if name == CPU else find_gpu(name, gpus)
     if named and named != device:
         raise BadInput(
             f"--gpu {named.name}: the GPU that --calibrate can time here is a {device.name}",

@@ -29,6 +29,7 @@ from steadytrain.components.plan.render import render, texts
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.hardware import PriceTable, own_prices
 from steadytrain.components.sizing.time_cost import by_table
 from steadytrain.components.tasks.base import load_task
 from steadytrain.pipelines.options import check_extra, refuse_unread
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 _CALIBRATE: Final = "--calibrate"
 _READS: Final[Mapping[str, Sequence[str]]] = {
-    "table": (),
-    "series": (_CALIBRATE,),
+    "table": ("--prices", "--provider", _CALIBRATE),
+    "series": ("--prices", "--provider", _CALIBRATE),
     "network": (
         *("--gpu", "--gpu-type", "--nodes", "--gpus-per-node", "--prices", "--provider"),
         _CALIBRATE,
@@ -103,9 +104,11 @@ def planned(
     *,
     command: str,
     given: Mapping[str, object] | None = None,
+    prices: PriceTable | None = None,
     data_bytes: int | None = None,
     known: Callable[[], KnownData] | None = None,
     calibrate: bool = False,
+    hours: bool = False,
     dry_run: bool = False,
 ) -> Planned:
     """Plan a configuration with the planner of its task.
@@ -114,9 +117,11 @@ def planned(
         hardware: what to choose from; called only for models that train on GPUs.
         command: the command that plans, for errors.
         given: options by name; an empty one was not given.
+        prices: of models that train on the CPU alone. None means steadytrain's own.
         data_bytes: of all data, if the files here are a sample of them.
         known: prepared data to plan with. None prepares them if the plan needs them.
         calibrate: whether to time real steps on this machine.
+        hours: whether to time them for models whose time has no formula, if that is possible.
         dry_run: whether to measure the memory of a model of texts, if torch is installed.
 
     Raises:
@@ -126,7 +131,7 @@ def planned(
     """
     task, planner = config.data.task, planner_of(config.data.task)
     if planner == "texts":
-        gpus, wanted, hosts, prices = hardware()
+        gpus, wanted, hosts, origin = hardware()
         plan = plan_training(
             config,
             gpus,
@@ -134,7 +139,7 @@ def planned(
             hosts,
             measure=_measure(config) if dry_run else None,
             timed=_on_this_machine() if calibrate else by_table,
-            prices=prices,
+            prices=origin,
             data_bytes=data_bytes,
         )
         return Planned(plan, config, design_of_plan)
@@ -144,10 +149,12 @@ def planned(
             f"training.goal = {config.training.goal!r}: a plan for {task} chooses no methods",
             remedy="leave it out",
         )
+    prices = prices or own_prices()
     if planner == "table":
         from steadytrain.components.plan.tables import plan_table
 
-        return Planned(plan_table(config, data_bytes), config, design_of_table)
+        table = plan_table(config, data_bytes, prices, calibrate=calibrate, hours=hours)
+        return Planned(table, config, design_of_table)
     check_extra("train", command)
     from steadytrain.components.plan.prepared_sample import known_data
 
@@ -156,13 +163,13 @@ def planned(
         from steadytrain.components.plan.series import plan_series
 
         with data as there:
-            series = plan_series(config, there, calibrate=calibrate)
+            series = plan_series(config, there, prices, calibrate=calibrate or hours)
         return Planned(series, config, design_of_series)
     from steadytrain.components.plan.networks import plan_network
 
-    gpus, wanted, _, prices = hardware()
+    gpus, wanted, _, origin = hardware()
     with data as there:
-        network = plan_network(config, there, gpus, wanted, prices=prices, calibrate=calibrate)
+        network = plan_network(config, there, gpus, wanted, prices=origin, calibrate=calibrate)
     return Planned(network, config, design_of_network)
 
 

@@ -244,7 +244,7 @@ class Design(_Part):
         yield "cost_estimate"
         yield f"  hourly_cost_usd           {hourly} ({cost.prices})"
         span = cost.duration_hours
-        ends = f" ({duration(3600 * span.low)} to {duration(3600 * span.high)})" if span else ""
+        ends = f" ({_range(span)})" if span else ""
         yield f"  estimated_duration_hours  {hours}{ends}"
         yield f"  total_cost_usd            {total}"
         if cost.budget_usd is not None:
@@ -259,6 +259,11 @@ class Design(_Part):
             yield "DOES NOT WORK"
             yield from (f"  problem {problem}" for problem in self.problems)
             yield from (f"  nearest {remedy}" for remedy in self.remedies)
+
+
+def _range(span: Interval) -> str:
+    """Return hours as durations, once if both ends are the same."""
+    return " to ".join(dict.fromkeys(duration(3600 * end) for end in (span.low, span.high)))
 
 
 def _rounded(value: float) -> str:
@@ -414,20 +419,12 @@ def design_of_network(
     plan: NetworkPlan, config: RunConfig, pipeline: Pipeline, given: Given
 ) -> Design:
     """Return the design for a model of images or of mixed records."""
-    own_price = config.compute.price_per_hour is not None
-    unpriced = plan.usd_per_hour is None and not own_price
     return _checked(
         [] if plan.works else ["the memory of a device is not enough"],
         [],
         pipeline(training_pods(config, plan.device)),
         _copies(config, plan.ranks, plan.device != "CPU", plan.remarks),
-        _cost(
-            config,
-            plan.hours,
-            config.compute.price_per_hour if own_price else plan.usd_per_hour,
-            "compute.price_per_hour" if own_price else plan.prices,
-            [no_price(plan.prices, plan.device)] if unpriced else [],
-        ),
+        _cost_on(plan, config, plan.device, plan.hours, ""),
         storage_of(plan, config, given),
     )
 
@@ -445,7 +442,7 @@ def design_of_table(plan: TablePlan, config: RunConfig, pipeline: Pipeline, give
         [],
         pipeline(None),
         _one_process(tips),
-        _cost_here(config, plan.hours, plan.unknown_time),
+        _cost_on(plan, config, "CPU", plan.hours, plan.unknown_time),
         storage_of(plan, config, given),
     )
 
@@ -455,6 +452,7 @@ def design_of_series(
 ) -> Design:
     """Return the design for a model of time series. Only networks have several ranks and pods."""
     compute, hours = config.compute, (plan.seconds or 0) / 3600
+    device = "a GPU whose kind is open" if compute.device == "cuda" else "CPU"
     pods, ranks = None, _one_process(plan.remarks)
     if plan.framework == "pytorch":
         pods = training_pods(config, None)
@@ -465,22 +463,30 @@ def design_of_series(
         [],
         pipeline(pods),
         ranks,
-        _cost_here(config, Span(hours, hours) if hours else None, timed),
+        _cost_on(plan, config, device, Span(hours, hours) if hours else None, timed),
         storage_of(plan, config, given),
     )
 
 
-def _cost_here(config: RunConfig, hours: Span | None, untimed: str) -> CostEstimate:
-    """Return what training costs on a machine whose price only the user knows.
+def _cost_on(
+    plan: NetworkPlan | TablePlan | SeriesPlan,
+    config: RunConfig,
+    device: str,
+    hours: Span | None,
+    untimed: str,
+) -> CostEstimate:
+    """Return what training costs at the user's own price, or at the plan's for the device.
 
     Args:
         untimed: why the hours are not known, if they are not.
     """
-    price = config.compute.price_per_hour
     unknown = [] if hours else [f"hours: {untimed}"]
-    if price is None:
-        unknown.append("price: set compute.price_per_hour to that of the machine")
-    return _cost(config, hours, price, "compute.price_per_hour", unknown)
+    own = config.compute.price_per_hour
+    if own is not None:
+        return _cost(config, hours, own, "compute.price_per_hour", unknown)
+    if plan.usd_per_hour is None:
+        unknown.append(no_price(plan.prices, device))
+    return _cost(config, hours, plan.usd_per_hour, plan.prices, unknown)
 
 
 def _copies(config: RunConfig, ranks: int, cuda: bool, tips: list[str]) -> DistributedConfig:

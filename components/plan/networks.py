@@ -17,14 +17,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain.components.memory.random_model import LiveTensors, fake, fake_mode
-from steadytrain.components.plan.plan import OWN_PRICES
 from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.fit import SPARE
-from steadytrain.components.sizing.hardware import TFLOPS_OF_A_UNIT, Gpu
+from steadytrain.components.sizing.hardware import OWN_PRICES, TFLOPS_OF_A_UNIT, Gpu
 from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.sizing.machine import Machine
 from steadytrain.components.sizing.time_cost import ASSUMED, THE_TABLE, Span, of_all_ranks

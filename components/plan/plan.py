@@ -33,7 +33,7 @@ from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
 from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed, for_goal
-from steadytrain.components.sizing.hardware import Gpu
+from steadytrain.components.sizing.hardware import OWN_PRICES, Gpu
 from steadytrain.components.sizing.learned import as_learned
 from steadytrain.components.sizing.length import Length, length_of, prepared
 from steadytrain.components.sizing.machine import Hosts, Machine, Workload
@@ -53,11 +53,6 @@ from steadytrain.components.train.fallbacks import Lengths, expected_fallbacks
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.groups import Group
-
-
-OWN_PRICES: Final = (
-    "steadytrain's own table of round figures without a date; --provider and --prices take others"
-)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final
 
 from steadytrain.components.plan.prepared_sample import KnownData
+from steadytrain.components.plan.step_time import cost_line, mean_seconds, seconds_of_a_step
 from steadytrain.components.series.boosting import BoostingLearner
 from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
 from steadytrain.components.series.learner import StatisticalLearner
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.sizing.hardware import PriceTable, cores_of_rank
 from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.train.framework.ensemble import ENSEMBLE
 
@@ -21,7 +23,6 @@ _DOUBLE, _SINGLE, _BIN = 8, 4, 1
 """Bytes of a feature as it is made, of a weight, and of a binned feature."""
 _COPIES: Final = 4
 """Of the weights while AdamW trains them: weights, gradients and two moments."""
-_TIMED: Final = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class SeriesPlan:
     parameters: weights of a network; 0 for other models.
     memory: bytes of what is learned from and of the model in training, beside the libraries.
     step_seconds: measured on this machine; None if that was not asked for.
+    usd_per_hour: of the cores that it trains on; None if their price is unknown, or on GPUs.
+    prices: where that is from.
     """
 
     framework: str
@@ -47,6 +50,8 @@ class SeriesPlan:
     memory: int
     steps: int
     step_seconds: float | None
+    usd_per_hour: float | None
+    prices: str
     remarks: list[str]
     works: ClassVar = True
 
@@ -81,13 +86,17 @@ class SeriesPlan:
             else f"time     {duration(self.seconds)}: {duration(self.step_seconds)} for a step on "
             "this machine, measured; validation comes on top"
         )
+        yield from cost_line(self.seconds, self.usd_per_hour)
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
 
-def plan_series(config: RunConfig, known: KnownData, *, calibrate: bool = False) -> SeriesPlan:
+def plan_series(
+    config: RunConfig, known: KnownData, prices: PriceTable, *, calibrate: bool = False
+) -> SeriesPlan:
     """Plan a training run on time series.
 
     Args:
+        prices: of cores.
         calibrate: whether to time real steps.
 
     Raises:
@@ -126,8 +135,17 @@ def plan_series(config: RunConfig, known: KnownData, *, calibrate: bool = False)
         memory=memory,
         steps=whole,
         step_seconds=seconds,
+        usd_per_hour=_price(config.compute, prices.core),
+        prices=prices.origin,
         remarks=list(series.remarks()),
     )
+
+
+def _price(compute: ComputeConfig, core: float | None) -> float | None:
+    """Return USD per hour for the cores of all ranks."""
+    if core is None or compute.device == "cuda":
+        return None
+    return core * cores_of_rank(compute) * compute.world_size
 
 
 def _of_member(
@@ -144,24 +162,13 @@ def _of_learner(
     learner: BoostingLearner | StatisticalLearner, known: KnownData, calibrate: bool
 ) -> tuple[int, int, int, float | None]:
     """Return rows, features, memory, and the seconds of a step."""
-    seconds = _timed(learner) if calibrate else None
+    seconds = seconds_of_a_step(learner) * known.scale if calibrate else None
     if isinstance(learner, StatisticalLearner):
         rows = round(len(learner.past) * known.scale)
         return rows, 0, rows * _DOUBLE, seconds
     features = learner.matrix.shape[1]
     rows = round(len(learner.matrix) * known.scale)
     return rows, features, rows * features * (_DOUBLE + _BIN), seconds
-
-
-def _timed(learner: BoostingLearner | StatisticalLearner) -> float:
-    """Return the mean seconds of a step, after the first of several, which prepares."""
-    seconds = list[float]()
-    for _ in range(_TIMED if isinstance(learner, BoostingLearner) else 1):
-        began = time.perf_counter()
-        learner.learn((), learning_rate_scale=1.0)
-        seconds.append(time.perf_counter() - began)
-    later = seconds[1:] or seconds
-    return sum(later) / len(later)
 
 
 def _network(
@@ -186,9 +193,10 @@ def _network(
         return task.model.size, weights, memory, None
     rows = Rows.of(data, "train")
     optimizer = torch.optim.AdamW(network.parameters())
-    seconds = list[float]()
-    for step in range(_TIMED):
-        began = time.perf_counter()
+    steps = itertools.count()
+
+    def learn() -> None:
+        step = next(steps)
         for first in range(0, size, micro):
             places = [(step * size + first + index) % len(rows) for index in range(micro)]
             batch = task.collate([rows[index] for index in places])
@@ -196,5 +204,5 @@ def _network(
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - began)
-    return task.model.size, weights, memory, sum(seconds[1:]) / (_TIMED - 1)
+
+    return task.model.size, weights, memory, mean_seconds(learn)

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from steadytrain.components.plan.prepared_sample import known_data
+from steadytrain.components.plan.step_time import cost_line, seconds_of_a_step
 from steadytrain.components.preprocess.data_card import first_records
 from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.preprocess.validate import Checked, no_records
@@ -18,6 +20,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.sizing.hardware import PriceTable, own_prices
 from steadytrain.components.sizing.length import prepared, total_steps
 from steadytrain.components.sizing.time_cost import Span
 from steadytrain.components.tabular.columns import Table
@@ -30,7 +33,9 @@ from steadytrain.components.tasks.encoding.base import (
     class_reader,
 )
 from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.train.framework.ensemble import ENSEMBLE
 from steadytrain.components.train.framework.lightgbm import ROUNDS, threads_for
+from steadytrain.components.train.step import load_trainer
 
 _READ: Final = 20_000
 """Records that are read of data that are not prepared."""
@@ -56,6 +61,9 @@ class TablePlan:
     source: where this comes from.
     hours: of training, without reading the data and validation. None if it is not known, and then
         `unknown_time` says why.
+    timed_by: where the hours are from.
+    usd_per_hour: of the cores that it trains on; None if their price is unknown.
+    prices: where that is from.
     """
 
     framework: str
@@ -68,8 +76,11 @@ class TablePlan:
     steps: int
     remarks: list[str]
     source: str
-    hours: Span | None = None
-    unknown_time: str = ""
+    hours: Span | None
+    timed_by: str
+    unknown_time: str
+    usd_per_hour: float | None
+    prices: str
     works: ClassVar = True
     stored_weights: ClassVar = (None, None)
 
@@ -89,16 +100,28 @@ class TablePlan:
         yield f"steps    {self.steps:,}, each with all records of the training side"
         if self.hours is not None:
             low, high = (duration(one * 3600) for one in (self.hours.low, self.hours.high))
-            yield f"time     {low} to {high}, without validation"
+            span = low if low == high else f"{low} to {high}"
+            yield f"time     {span} by {self.timed_by}, without validation"
+            yield from cost_line(self.hours.middle * 3600, self.usd_per_hour)
         yield f"source   {self.source}"
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
 
-def plan_table(config: RunConfig, data_bytes: int | None = None) -> TablePlan:
+def plan_table(
+    config: RunConfig,
+    data_bytes: int | None = None,
+    prices: PriceTable | None = None,
+    *,
+    calibrate: bool = False,
+    hours: bool = False,
+) -> TablePlan:
     """Plan a training run on a table, from its prepared data or from its first records.
 
     Args:
         data_bytes: of all data, if the files here are a sample of them.
+        prices: of cores. None means steadytrain's own.
+        calibrate: whether to time real steps on this machine.
+        hours: whether to time them if there is no formula and they can be timed.
 
     Raises:
         BadInput, DataError: the data cannot be used, or are too large for a sample.
@@ -118,7 +141,24 @@ def plan_table(config: RunConfig, data_bytes: int | None = None) -> TablePlan:
     steps = total_steps(config.training, 1, 1)
     # A record with a set of labels is learned once for each of them.
     models = labels if config.data.task == TABULAR_MULTI_LABEL else 1
-    hours, unknown = _hours(config, rows, width, steps * models, threads or 1)
+    prices = prices or own_prices()
+    time, timed_by, unknown = (
+        None,
+        "formula",
+        "`steadytrain plan FILE --calibrate` times real steps",
+    )
+    if config.model.framework in _BOOSTED and not calibrate:
+        time, unknown = _hours(config, rows, width, steps * models, threads or 1)
+    elif calibrate or hours:
+        timed_by = "a step on this machine"
+        try:
+            seconds = steps * _seconds_of_a_step(config, data_bytes)
+        except (BadInput, DataError) as error:
+            if calibrate:
+                raise
+            unknown = f"a step cannot be timed here: {error.message}"
+        else:
+            time = Span(seconds / 3600, seconds / 3600)
     return TablePlan(
         framework=config.model.framework,
         model=str(config.model.config["model_type"]),
@@ -130,9 +170,29 @@ def plan_table(config: RunConfig, data_bytes: int | None = None) -> TablePlan:
         steps=steps,
         remarks=list(table.remarks()),
         source=source,
-        hours=hours,
+        hours=time,
+        timed_by=timed_by,
         unknown_time=unknown,
+        usd_per_hour=None if prices.core is None else prices.core * (threads or 1),
+        prices=prices.origin,
     )
+
+
+def _seconds_of_a_step(config: RunConfig, data_bytes: int | None) -> float:
+    """Return how long a step on all records takes, from a real one.
+
+    Raises:
+        BadInput, DataError: the data or the model cannot be used here.
+    """
+    framework = config.model.framework
+    new = getattr(load_trainer(framework), "learner", None)
+    if new is None or framework == ENSEMBLE:
+        raise BadInput(
+            f"model.framework = {framework!r}: its steps differ, or it has no learner to time",
+            remedy="time a run",
+        )
+    with known_data(config, data_bytes) as known:
+        return seconds_of_a_step(new(config, known.record)) * known.scale
 
 
 def _hours(
@@ -143,8 +203,6 @@ def _hours(
     A tree of some depth adds each value of the matrix to a histogram once for each level.
     """
     given = config.model.config
-    if config.model.framework not in _BOOSTED:
-        return None, f"the time of {config.model.framework} on a table has no estimate"
     if rows is None:
         return None, "the number of rows is not known before `steadytrain step preprocess FILE`"
     levels = int(given.get("max_depth") or given.get("depth") or _DEPTH)

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import psutil
 import yaml
@@ -41,6 +41,13 @@ GIB: Final = 2**30
 TFLOPS_OF_A_UNIT: Final = 312 / 5
 """TFLOPS per unit of the table's relative speed: an A100 has speed 5 and 312 TFLOPS. The slow end
 of an interval uses the table's speed, the fast end the data sheet."""
+OWN_PRICES: Final = (
+    "steadytrain's own table of round figures without a date; --provider and --prices take others"
+)
+_CORE: Final = "CPU"
+"""The name of a core of a machine without GPUs, in tables of prices and in plans."""
+_CORE_USD: Final = 0.05
+"""A round figure. AWS asks 0.04 for half of an m7g.large (prices.yaml)."""
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -162,14 +169,31 @@ def price_lists() -> tuple[PriceList, ...]:
     return _LISTS.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
+class PriceTable(NamedTuple):
+    """The table of GPUs with prices.
+
+    core: USD per hour for a core of a machine without GPUs, with its memory; None if unknown.
+    origin: where the prices are from.
+    """
+
+    gpus: tuple[Gpu, ...]
+    core: float | None
+    origin: str
+
+
+def own_prices() -> PriceTable:
+    """Return steadytrain's own table."""
+    return PriceTable(all_gpus(), _CORE_USD, OWN_PRICES)
+
+
 _OLD: Final = 180
 """Days after which prices are doubted."""
 
 
-def priced_by(provider: str, today: datetime.date | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the table with the prices of a provider only, and where they are from.
+def priced_by(provider: str, today: datetime.date | None = None) -> PriceTable:
+    """Return the table with the prices of a provider only.
 
-    That says if some are old.
+    Its origin says if some are old.
 
     Args:
         today: None means this day.
@@ -195,7 +219,7 @@ def priced_by(provider: str, today: datetime.date | None = None) -> tuple[tuple[
     age = ((today or datetime.datetime.now(datetime.UTC).date()) - days[0]).days
     if age > _OLD:
         origin += f"; some are {age} days old: check them, and give your own with --prices"
-    return table, origin
+    return PriceTable(table, prices.get(_CORE, Prices()).usd_per_hour, origin)
 
 
 def _both(price: Prices) -> dict[str, float | None]:
@@ -260,11 +284,12 @@ def kind_of(name: str, memory_gb: float = 0) -> Gpu:
     )
 
 
-def priced(prices: Path) -> tuple[Gpu, ...]:
+def priced(prices: Path) -> PriceTable:
     """Return the table with prices only from a file; prices that it leaves out are unknown.
 
     Args:
-        prices: YAML: a GPU's name, with `usd_per_hour` and `spot_usd_per_hour` below it.
+        prices: YAML: a GPU's name, with `usd_per_hour` and `spot_usd_per_hour` below it. CPU is a
+            core of a machine without GPUs.
 
     Raises:
         BadInput: the file can't be read, names a GPU that is not in the table, or one twice.
@@ -274,18 +299,25 @@ def priced(prices: Path) -> tuple[Gpu, ...]:
     text = read(prices, what, "give a YAML file of prices")
     for name, value in _read_prices(text, what).items():
         try:
-            gpu = find_gpu(name, known).name
+            gpu = _CORE if _plain(name) == _plain(_CORE) else find_gpu(name, known).name
         except BadInput as error:
             message = f"{what}: {_line(text, name)}{error.message}"
             raise BadInput(message, remedy=error.remedy) from error
         if gpu in given:
             raise BadInput(
-                f"{what}: {_line(text, name)}{names[gpu]} and {name} are the same GPU, {gpu}",
+                f"{what}: {_line(text, name)}{names[gpu]} and {name} are the same device, {gpu}",
                 remedy="give one price for it",
             )
         given[gpu], names[gpu] = value, name
+    if given.get(_CORE, Prices()).spot_usd_per_hour is not None:
+        raise BadInput(
+            f"{what}: {_line(text, names[_CORE])}{names[_CORE]}.spot_usd_per_hour: a plan compares "
+            "spot prices of GPUs only",
+            remedy="leave it out, or give the spot price as usd_per_hour",
+        )
     unknown = Prices()
-    return tuple(gpu.model_copy(update=given.get(gpu.name, unknown).model_dump()) for gpu in known)
+    gpus = (gpu.model_copy(update=given.get(gpu.name, unknown).model_dump()) for gpu in known)
+    return PriceTable(tuple(gpus), given.get(_CORE, unknown).usd_per_hour, str(prices))
 
 
 def smallest_gpu(needed: int) -> Gpu | None:
@@ -356,18 +388,25 @@ def device_name(compute: ComputeConfig) -> str:
     return query.stdout.partition("\n")[0].strip() or CPU
 
 
-def this_cpu(config: RunConfig) -> Gpu:
+def cores_of_rank(compute: ComputeConfig) -> float:
+    """Return how many of this machine's cores a rank has."""
+    return compute.threads_per_rank or len(os.sched_getaffinity(0)) / compute.nproc_per_node
+
+
+def this_cpu(config: RunConfig, core: float | None = None) -> Gpu:
     """Return this machine's CPU in place of a GPU, with one rank's share of the free memory.
 
     Its speed is assumed from the cores of a rank, until a calibration measures it.
+
+    Args:
+        core: USD per hour for one; None if unknown.
 
     Raises:
         BadInput: as for `check_cuda_fields`.
     """
     check_cuda_fields(config)
     free = psutil.virtual_memory().available / config.compute.nproc_per_node
-    compute = config.compute
-    cores = compute.threads_per_rank or len(os.sched_getaffinity(0)) / compute.nproc_per_node
+    cores = cores_of_rank(config.compute)
     peak = cores * _TFLOPS_OF_A_CORE
     speeds = {
         "speed": peak * _SUSTAINED / TFLOPS_OF_A_UNIT,
@@ -375,7 +414,14 @@ def this_cpu(config: RunConfig) -> Gpu:
         "fp32_tflops": peak,
     }
     bf16 = multiplies_bfloat16(_CPUINFO)
-    return Gpu(name="CPU", memory_gb=round(free / 1e9, 2), bf16=bf16, cuda=False, **speeds)
+    return Gpu(
+        name=_CORE,
+        memory_gb=round(free / 1e9, 2),
+        bf16=bf16,
+        cuda=False,
+        usd_per_hour=None if core is None else core * cores,
+        **speeds,
+    )
 
 
 def multiplies_bfloat16(cpuinfo: Path) -> bool:

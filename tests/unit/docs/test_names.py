@@ -85,9 +85,9 @@ def test_fields_take_their_values(field):
 
 @pytest.mark.parametrize("provider", ["aws", "gcp", "azure", "lambda", "runpod", "modal"])
 def test_each_provider_has_prices_with_a_date(provider):
-    gpus, prices = priced_by(provider)
-    assert any(gpu.usd_per_hour for gpu in gpus)
-    assert re.search(rf"{provider}'s list prices .* checked \d{{4}}-\d\d-\d\d", prices)
+    prices = priced_by(provider)
+    assert any(gpu.usd_per_hour for gpu in prices.gpus)
+    assert re.search(rf"{provider}'s list prices .* checked \d{{4}}-\d\d-\d\d", prices.origin)
 
 
 def test_clipped_steps_are_an_event_with_a_stated_share():

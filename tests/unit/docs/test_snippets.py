@@ -45,7 +45,8 @@ def check_schedules(content, folder):
 def check_prices(content, folder):
     file = folder / "prices.yaml"
     file.write_text(yaml.safe_dump(content))
-    known = {gpu.name: gpu.usd_per_hour for gpu in priced(file)}
+    prices = priced(file)
+    known = {gpu.name: gpu.usd_per_hour for gpu in prices.gpus} | {"CPU": prices.core}
     assert {name: known[name] for name in content} == {
         name: price["usd_per_hour"] for name, price in content.items()
     }

@@ -240,7 +240,7 @@ def test_cheapest_fitting_gpu_is_chosen_by_default(make_plan):
 def test_known_spot_prices_are_used(configure, tmp_path):
     path = tmp_path / "prices.yaml"
     path.write_text("h100: {usd_per_hour: 4, spot_usd_per_hour: 2}\nt4: {usd_per_hour: 1}\n")
-    gpus = priced(path)
+    gpus = priced(path).gpus
     plan = plan_training(configure(), gpus, find_gpu("h100", gpus))
     assert plan.offer.usd is not None
     assert plan.offer.hours is not None

@@ -29,7 +29,7 @@ def test_each_list_price_has_a_source_and_a_day_and_each_gpu_is_known():
         assert each.via.startswith("https://")
         assert datetime.date(2026, 1, 1) < each.checked <= datetime.date(2026, 11, 27)
         for name, price in each.gpus.items():
-            assert find_gpu(name).name == name
+            assert name == "CPU" or find_gpu(name).name == name
             assert price.usd_per_hour
             assert not price.spot_usd_per_hour or price.spot_usd_per_hour < price.usd_per_hour
 
@@ -47,7 +47,8 @@ def test_rule_of_prices_and_speeds_is_the_default():
 
 
 def test_plan_costs_what_the_provider_asks(configure):
-    table, origin = priced_by("aws")
+    table, core, origin = priced_by("aws")
+    assert core == 0.0408
     gpu = find_gpu("h100", table)
     plan = plan_training(configure(), table, gpu, prices=origin)
     assert plan.offer.usd.high == pytest.approx(6.88 * plan.offer.hours.high)
@@ -72,7 +73,7 @@ def test_comparison_says_that_methods_differ(make_plan):
 def test_two_prices_of_one_gpu_are_refused(tmp_path):
     path = tmp_path / "prices.yaml"
     path.write_text("h100: {usd_per_hour: 1}\nH100: {usd_per_hour: 2}")
-    with pytest.raises(BadInput, match="line 2: h100 and H100 are the same GPU"):
+    with pytest.raises(BadInput, match="line 2: h100 and H100 are the same device"):
         priced(path)
 
 
@@ -84,6 +85,7 @@ def test_two_prices_of_one_gpu_are_refused(tmp_path):
         ("H100: {usd_per_hour: .nan}", "H100.usd_per_hour: is not a finite", "finite"),
         ("H100: {usd: 1}", "line 2: H100.usd: ", "spot_usd"),
         ("H100: 8", "line 2: H100: ", "spot_usd"),
+        ("cpu: {spot_usd_per_hour: 1}", "line 2: cpu.spot_usd_per_hour: ", "leave it out"),
         (
             "H1000: {usd_per_hour: 8}",
             "line 2: GPU 'H1000': the plan's table has no",
@@ -101,8 +103,8 @@ def test_prices_that_cannot_be_used_name_line_field_and_fix(tmp_path, line, mess
 
 def test_old_list_prices_are_doubted():
     first = min(each.checked for each in price_lists() if each.provider == "aws")
-    assert "days old" not in priced_by("aws", first + datetime.timedelta(180))[1]
-    assert "some are 181 days old" in priced_by("aws", first + datetime.timedelta(181))[1]
+    assert "days old" not in priced_by("aws", first + datetime.timedelta(180)).origin
+    assert "some are 181 days old" in priced_by("aws", first + datetime.timedelta(181)).origin
 
 
 def test_unknown_provider_and_two_sources_of_prices_are_refused(tmp_path):

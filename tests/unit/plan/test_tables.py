@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -10,7 +13,7 @@ from steadytrain.components.plan import tables
 from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.questionnaire import Answers, Questionnaire, unasked
 from steadytrain.pipelines.sources import Selection
@@ -85,6 +88,45 @@ def test_plan_command_shows_a_table_and_refuses_what_it_does_not_read(config):
     assert result.exit_code == 0, result.output
     assert f"rows     {ROWS}" in result.output
     hardware = ("--gpu=h100", "--nodes=2", "--gpus-per-node=2", "--host-memory-gb=9")
-    for option in (*hardware, "--formula", "--calibrate", "--prices=x.yaml", "--write=x"):
+    for option in (*hardware, "--formula", "--write=x"):
         result = CliRunner().invoke(app, [*command, option])
         assert option.partition("=")[0] in str(result.exception), option
+
+
+@pytest.fixture
+def linear(config):
+    model = {"framework": "sklearn", "config": {"model_type": "linear"}}
+    return config.model_copy(update={"model": config.model.model_copy(update=model)})
+
+
+def test_time_of_a_table_without_a_formula_is_measured_and_scaled(linear):
+    unknown = plan_table(linear)
+    assert unknown.hours is None
+    assert "--calibrate" in unknown.unknown_time
+    found = plan_table(linear, hours=True)
+    assert found.hours.low == found.hours.high > 0
+    assert any("a step on this machine" in line for line in found.lines())
+    whole = plan_table(linear, 1000 * Path(linear.data.source[0]).stat().st_size, hours=True)
+    assert whole.hours.low > 20 * found.hours.low
+
+
+def test_design_of_a_table_costs_what_its_cores_cost(linear, tmp_path):
+    (tmp_path / "prices.yaml").write_text("CPU: {usd_per_hour: 7}")
+    (tmp_path / "own.yaml").write_text(linear.to_yaml())
+    command = ["design", str(tmp_path / "own.yaml"), f"--prices={tmp_path / 'prices.yaml'}"]
+    cost = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["cost_estimate"]
+    assert (cost["hourly_cost_usd"], cost["unknown"]) == (7, [])
+    assert cost["total_cost_usd"] == pytest.approx(7 * cost["estimated_duration_hours"])
+    assert cost["total_cost_usd"] > 0
+
+
+def test_time_that_cannot_be_measured_says_why(linear, monkeypatch):
+    def too_large(*_):
+        raise BadInput("they are too large", remedy="")
+
+    monkeypatch.setattr(tables, "known_data", too_large)
+    found = plan_table(linear, hours=True)
+    assert found.hours is None
+    assert found.unknown_time.endswith("they are too large")
+    with pytest.raises(BadInput, match="too large"):
+        plan_table(linear, calibrate=True)

@@ -128,8 +128,9 @@ def test_gpu_names_are_unambiguous():
 
 def test_own_prices_replace_the_table(tmp_path):
     path = tmp_path / "prices.yaml"
-    path.write_text("h100: {usd_per_hour: 2.5, spot_usd_per_hour: 1.1}\n")
-    gpus = priced(path)
+    path.write_text("h100: {usd_per_hour: 2.5, spot_usd_per_hour: 1.1}\ncpu: {usd_per_hour: 0.2}\n")
+    gpus, core, _ = priced(path)
+    assert core == 0.2
     h100, t4 = find_gpu("h100", gpus), find_gpu("t4", gpus)
     assert (h100.usd_per_hour, h100.spot_usd_per_hour, h100.memory_gb) == (2.5, 1.1, 80)
     assert t4.usd_per_hour is None
