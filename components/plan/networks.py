@@ -222,7 +222,7 @@ class Trial:
             hours=self._hours(speed, steps),
             usd_per_hour=self._price(machine),
             prices=prices,
-            remarks=[*self._remarks()],
+            remarks=[*self._remarks(model)],
         )
 
     def timed(self, plan: NetworkPlan, gpu: Gpu) -> NetworkPlan:
@@ -263,7 +263,17 @@ class Trial:
         kind = given.config.get("architecture") or given.config.get("model_type")
         return str(given.base or kind or type(model).__name__)
 
-    def _remarks(self) -> Iterator[str]:
+    def _remarks(self, model: torch.nn.Module) -> Iterator[str]:
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        attentions = [
+            config._attn_implementation
+            for config in configs
+            if hasattr(config, "num_attention_heads") and config._attn_implementation
+        ]
+        if attentions:
+            asked, found = self.config.training.attention, ", ".join(dict.fromkeys(attentions))
+            why = ", as Transformers has it for this model" if asked == "auto" else ""
+            yield f"training.attention {asked}: it computes by {found}{why}"
         if "input_ids" in self.batch(1):
             yield f"texts count with data.sequence_length, {self.data.sequence_length} tokens"
         if self.config.compute.strategy not in ("auto", "single", "ddp"):

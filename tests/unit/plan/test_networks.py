@@ -232,3 +232,21 @@ def test_command_shows_the_plan_and_times_real_steps(made):
     done = CliRunner().invoke(app, ["plan", "images", *sets, "--write", "x"])
     assert done.exit_code != 0
     assert "--write" in str(done.exception) + done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("vit", (), ["training.attention auto: it computes by sdpa, as"]),
+        ("vit", ("training.attention=eager",), ["training.attention eager: it computes by eager"]),
+        ("resnet", (), []),
+    ],
+)
+def test_plan_says_how_attention_is_computed(made, kind, fields, said):
+    source, data = made
+    config = configured(source, f"model.config={MODELS[kind]}", *fields)
+    remarks = plan_of(config, find_gpu("t4"), known=lambda: KnownData(data)).remarks
+    found = [remark for remark in remarks if "attention" in remark]
+    assert len(found) == len(said)
+    assert all(map(str.startswith, found, said)), found
