@@ -316,16 +316,28 @@ def _chooser(
         if asks:
             typer.echo(f"not asked: --model, since {framework}")
     elif asks and not model:
-        model = typer.prompt(
-            f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})",
-            default=preset.model.base or SCRATCH,
-        )
+        from steadytrain.pipelines.questionnaire import asked
+
+        def read(text: str) -> str:
+            _model(text, preset, task)
+            return text
+
+        question = f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})"
+        model = asked(question, preset.model.base or SCRATCH, read)
     basis = [*_model(model, preset, task), *overrides]
     return lambda further: for_task(data, task, reason, [*basis, *further]), reason
 
 
 def _model(model: str, preset: RunConfig, task: str) -> list[tuple[str, Any]]:
-    """Return the overrides for the model that the user wants instead of the preset's."""
+    """Return the overrides for the model that the user wants instead of the preset's.
+
+    Raises:
+        BadInput: the task cannot start from it, or it is a folder that does not exist.
+    """
+    from steadytrain.components.shared.effects import is_local
+    from steadytrain.components.shared.model_source import resolve_model
+    from steadytrain.pipelines.early_checks import is_away
+
     if model in ("", preset.model.base or SCRATCH):
         return []
     if model == SCRATCH:
@@ -333,6 +345,8 @@ def _model(model: str, preset: RunConfig, task: str) -> list[tuple[str, Any]]:
             f"--model {SCRATCH}: task {task} starts from a trained model",
             remedy=f"name one, such as {preset.model.base}",
         )
+    if is_local(model) and not is_away(model):
+        resolve_model(model, preset)
     # The preset's rate is for its own model; without one, the rule for this model decides.
     return [("model", {"base": model}), ("training.learning_rate", None)]
 

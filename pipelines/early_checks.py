@@ -43,9 +43,9 @@ def check_here(config: RunConfig) -> list[str]:
         ConfigError: with every address that has nothing.
     """
     problems, remarks = list[Problem](), list[str]()
-    mounted, trains = Path(MOUNT_PATH).is_dir(), importlib.util.find_spec("torch") is not None
+    trains = importlib.util.find_spec("torch") is not None
     for field, address in inputs(config):
-        if is_local(address) and _is_below(address, MOUNT_PATH) and not mounted:
+        if is_away(address):
             remarks.append(f"{field} = {address} is not checked: {MOUNT_PATH} is not mounted here")
             continue
         if not is_local(address) and not address.startswith(_PACKAGE):
@@ -61,6 +61,12 @@ def check_here(config: RunConfig) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return remarks
+
+
+def is_away(address: str) -> bool:
+    """Return whether an address is on a cluster's volume, which is not mounted here."""
+    on_volume = is_local(address) and _is_below(address, MOUNT_PATH)
+    return on_volume and not Path(MOUNT_PATH).is_dir()
 
 
 def check_submitted(config: RunConfig) -> None:

@@ -133,8 +133,9 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> None:
         typer.echo(f"wrote {path}", err=True)
 
 
+LEAST_GB: Final = 1e-9
 LARGEST_GB: Final = 1e6
-"""Memory or disk space up to which an option takes it."""
+"""Memory or disk space that an option takes: a byte to a petabyte."""
 MOST_CORES: Final = 8192
 """CPU cores of one machine that Linux can use."""
 
@@ -171,7 +172,7 @@ def amount(text: str, largest: float, least: float = 1) -> Any:
 
 def gigabytes(text: str) -> Any:
     """Return an option for a number of GB, with the text as its help."""
-    return amount(text, LARGEST_GB, 1e-9)
+    return amount(text, LARGEST_GB, LEAST_GB)
 
 
 GpuCount = Annotated[

@@ -20,7 +20,7 @@ from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
 from steadytrain.components.sizing.hardware import Gpu, all_gpus, device_name, kind_of, known_gpu
-from steadytrain.pipelines.options import LARGEST_GB, MOST_CORES
+from steadytrain.pipelines.options import LARGEST_GB, LEAST_GB, MOST_CORES
 from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
 from steadytrain.pipelines.planners import planned, planner_of
 
@@ -293,63 +293,70 @@ def ask(questionnaire: Questionnaire) -> Answers:
     for reason in dict.fromkeys(why.values()):
         typer.echo(f"not asked: {', '.join(o for o in why if why[o] == reason)}, since {reason}")
 
-    def take(option: str, value: object) -> None:
-        change = questionnaire.take(f"{option} {value}", answers)
-        typer.echo("\n".join(change.lines()))
+    def put(name: str, question: str, default: str, read: Callable[[str], Any]) -> None:
+        """Ask until there is an answer with which the configuration works."""
+
+        def taken(text: str) -> None:
+            before, value = getattr(answers, name), read(text)
+            setattr(answers, name, value)
+            shown = f"{value:g}" if isinstance(value, float) else value
+            try:
+                change = questionnaire.take(f"{_OPTIONS[name]} {shown}", answers)
+            except BadInput:
+                setattr(answers, name, before)
+                raise
+            typer.echo("\n".join(change.lines()))
+
+        asked(question, default, taken)
 
     if "--gpu-type" in why:
-        _ask_for_the_cpu(answers, take)
+        put("cores", "CPU cores", str(len(os.sched_getaffinity(0))), _counted_cores)
+        memory = f"{max(1, host_memory() // 10**9)}"
+        put("host_memory_gb", "GB of memory", memory, _memory_given)
     else:
-        _ask_for_gpus(questionnaire, answers, take)
+        _ask_for_gpus(questionnaire, answers, put)
     if "--goal" not in why:
-        answers.goal = _asked(f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
-        take("--goal", answers.goal)
+        put("goal", f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
     return answers
 
 
-def _ask_for_the_cpu(answers: Answers, take: Callable[[str, object], None]) -> None:
-    answers.cores = _asked("CPU cores", str(len(os.sched_getaffinity(0))), _counted_cores)
-    take("--cores", answers.cores)
-    answers.host_memory_gb = _asked(
-        "GB of memory", f"{max(1, host_memory() // 10**9)}", _memory_given
-    )
-    take("--host-memory-gb", f"{answers.host_memory_gb:g}")
-
-
 def _ask_for_gpus(
-    questionnaire: Questionnaire, answers: Answers, take: Callable[[str, object], None]
+    questionnaire: Questionnaire,
+    answers: Answers,
+    put: Callable[[str, str, str, Callable[[str], Any]], None],
 ) -> None:
     own = known_gpu(device_name(questionnaire.selection.config.compute))
     names = ", ".join(gpu.name for gpu in all_gpus())
-    answers.gpu = _asked(
+    put(
+        "gpu",
         f"GPU to train on ({names}; {ANY} lets the plan choose; {NONE} is this machine's "
         f"{'GPU' if own else 'CPU'})",
         own.name if own else NONE,
         _known,
     )
-    take("--gpu-type", answers.gpu)
-    if answers.gpu != NONE:
-        if kind := answers.kind():
-            answers.memory_gb = _asked(
-                f"GB of memory of each {kind.name}",
-                f"{kind.memory_gb:g}",
-                lambda text: kind_of(answers.gpu, float(text)).memory_gb,
-            )
-            take("--gpu-memory-gb", f"{answers.memory_gb:g}")
-        answers.count = _asked(
-            f"One or several GPUs: how many (1 to 8, or nodes of 8 up to {MOST_GPUS})",
-            "1",
-            _counted,
+    if answers.gpu == NONE:
+        return
+    if kind := answers.kind():
+        put(
+            "memory_gb",
+            f"GB of memory of each {kind.name}",
+            f"{kind.memory_gb:g}",
+            lambda text: kind_of(answers.gpu, float(text)).memory_gb,
         )
-        take("--gpu-count", answers.count)
+    question = f"One or several GPUs: how many (1 to 8, or nodes of 8 up to {MOST_GPUS})"
+    put("count", question, "1", _counted)
 
 
-def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
-    """Ask until the answer can be read."""
+def asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
+    """Ask on the terminal until the answer can be read; an empty one is the default.
+
+    Args:
+        read: raises BadInput, or ValueError for what is not a number.
+    """
     while True:
         text = typer.prompt(question, default=default).strip()
         try:
-            return read(text)
+            return read(text or default)
         except BadInput as error:
             typer.echo(f"  {error}", err=True)
         except ValueError:
@@ -377,9 +384,10 @@ def _counted_cores(text: str) -> int:
 
 
 def _memory_given(text: str) -> float:
-    if not 0 < (memory := float(text)) <= LARGEST_GB:
+    if not LEAST_GB <= (memory := float(text)) <= LARGEST_GB:
         raise BadInput(
-            f"{memory:g} is no memory in GB", remedy=f"give a number up to {LARGEST_GB:g}"
+            f"{memory:g} is no memory in GB",
+            remedy=f"give a number from {LEAST_GB:g} to {LARGEST_GB:g}",
         )
     return memory
 

@@ -143,6 +143,18 @@ def test_terminal_prompts_for_data_model_hardware_and_goal(data, monkeypatch):
     assert "steadytrain plan my.yaml --gpu A100-40" in done.out
 
 
+def test_an_answer_that_cannot_be_used_is_asked_for_again(data, monkeypatch):
+    odd = ("text.jsonl", "nope", "   ", "a100", "nan", "1e400", "80", "9" * 5000, "40", "\u0662")
+    asked = answered(monkeypatch, *odd, "\ud800", " best ")
+    done = call("init", "my.yaml", folder=data)
+    assert done.code == 0, done
+    assert len(asked) == len(odd) + 2
+    assert "'nope'" in done.err
+    config = load("my.yaml")
+    assert (config.model.base, config.compute.nproc_per_node) == (None, 2)
+    assert config.training.goal == "best"
+
+
 def test_no_gpu_leaves_the_machine_and_asks_for_the_goal_alone(data, monkeypatch):
     asked = answered(monkeypatch, "text.jsonl", "scratch", "none", "balanced")
     assert call("init", "my.yaml", folder=data).code == 0
@@ -213,6 +225,7 @@ def test_a_goal_for_the_cpu_writes_nothing_for_a_gpu(data):
         (("--gpu-type", "h100", "--gpu-memory-gb", "81"), "H100 (80 GB)"),
         (("--gpu-type", "none", "--gpu-count", "2"), "there are no GPUs to count"),
         (("--gpu-count", "12"), "in nodes of 8"),
+        (("--model", "nope"), "no folder nope"),
         (("--gpu-count", "2", *CPU), "--gpu-count: compute.device is cpu"),
     ],
 )
