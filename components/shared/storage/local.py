@@ -377,7 +377,9 @@ def write_requested(path: Path, content: bytes, option: str) -> None:
         BadInput: if it cannot be written.
     """
     try:
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if target.exists() and not target.is_file():  # such as /dev/stdout
             path.write_bytes(content)
             return

@@ -434,6 +434,14 @@ def test_write_that_fails_keeps_what_was_there(tmp_path):
     assert target.read_text() == "after"
 
 
+def test_a_link_to_itself_is_not_replaced(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(BadInput, match="loop cannot be written: Too many levels"):
+        local.write_requested(loop, b"x", "")
+    assert loop.is_symlink()
+
+
 def test_texts_replace_and_remove_only_what_was_written_before(tmp_path):
     def write(**texts):
         written, removed = write_texts(tmp_path, texts, "--write")
