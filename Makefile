@@ -21,6 +21,9 @@ TIMELY := not long and not soak and not bench and not gpu
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header --upgrade pyproject.toml
 
+# One more than there are cores, since some tests wait. Each takes 2.5 GB of memory.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
+
 export OMP_NUM_THREADS ?= 2
 # Fetch nothing from a model hub at run time.
 export HF_HUB_OFFLINE ?= 1
@@ -40,7 +43,7 @@ demo-automl: setup ## Find the best model of a real table, train it and judge it
 
 test: setup ## Lint, what runs in one process, and one end-to-end test for each class of failure.
 	$(MAKE) --jobs 3 --output-sync lint docs package
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and $(TIMELY)" -n logical --maxprocesses 4 \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and $(TIMELY)" -n $(WORKERS) \
 	  --dist worksteal tests/end_to_end tests/unit
 
 test-all: test ## The other tests too: everything that a change must pass.

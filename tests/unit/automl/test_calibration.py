@@ -215,6 +215,7 @@ def label_table(labels, chances):
     return pa.table(columns)
 
 
+@pytest.mark.slow
 def test_decisions_among_coin_flips_promise_no_more_than_chance():
     random, gains = np.random.default_rng(0), []
     for _ in range(150):

@@ -231,6 +231,7 @@ def test_unit_may_take_what_the_configuration_allows(monkeypatch):
     assert "it may take 6 s (automl.budget.unit_minutes)" in study.history.trials[8].error
 
 
+@pytest.mark.slow
 def test_minutes_of_a_unit_count_from_when_its_data_are_prepared(monkeypatch):
     config = search_with("automl.budget.parallel=1", "automl.budget.unit_minutes=0.1")
     study = driven(config, MemoryLog(), Machine(monkeypatch, lambda _: 5.0, preparing=500.0))
@@ -241,6 +242,7 @@ def test_minutes_of_a_unit_count_from_when_its_data_are_prepared(monkeypatch):
     assert late.history.trials[0].error.startswith("killed after 6.1 s: it may take 6 s")
 
 
+@pytest.mark.slow
 def test_first_preparation_has_the_time_of_the_search(monkeypatch):
     config = search_with("automl.budget.parallel=1", "automl.budget.hours=0.5")
     machine = Machine(monkeypatch, lambda _: 5.0, preparing=1e9)
@@ -337,6 +339,7 @@ def test_limit_that_is_too_short_for_any_model_is_refused_before_work(monkeypatc
         won(study, tmp_path / "study")
 
 
+@pytest.mark.slow
 def test_preparation_that_hangs_ends_too(monkeypatch):
     for minutes, expected in ((0.1, "10 min"), (2, "20 min")):
         config = search_with("automl.budget.parallel=1", f"automl.budget.unit_minutes={minutes}")

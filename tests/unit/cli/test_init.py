@@ -113,6 +113,7 @@ def answered(monkeypatch, *answers):
     return asked
 
 
+@pytest.mark.slow
 def test_terminal_prompts_for_data_model_hardware_and_goal(data, monkeypatch):
     asked = answered(
         *(
@@ -164,6 +165,7 @@ def test_no_gpu_leaves_the_machine_and_asks_for_the_goal_alone(data, monkeypatch
     assert config.training.goal == "balanced"
 
 
+@pytest.mark.slow
 def test_options_write_what_the_plan_decides_for_the_gpu(data):
     """The same as `plan`, for what a run does not choose itself."""
     words = ("--data", "chat.jsonl", "--model", MODEL, "--set", "data.sequence_length=512")
@@ -263,6 +265,7 @@ def test_a_pseudo_terminal_asks_and_shows_what_each_answer_changes(data):
     assert load("my.yaml").compute.nproc_per_node == 2
 
 
+@pytest.mark.slow
 def test_a_table_is_asked_for_cores_and_memory_instead_of_gpus(data, monkeypatch):
     rows = [f"{','.join(str(n % k) for k in range(3, 28))},{'pn'[n % 2]}" for n in range(6000)]
     (data / "table.csv").write_text("\n".join([f"{','.join(map(str, range(25)))},y", *rows]))

@@ -110,6 +110,7 @@ def test_unreadable_file_is_reported(output, hidden):
         path.chmod(before)
 
 
+@pytest.mark.slow
 def test_folder_of_runs_that_may_not_be_read_is_named(output):
     folder = output / "runs"
     before = folder.stat().st_mode

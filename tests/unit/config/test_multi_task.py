@@ -88,6 +88,7 @@ def test_what_does_not_fit_together_is_an_error(data, training, message):
         configure(data, **training)
 
 
+@pytest.mark.slow
 def test_schema_requires_a_source_or_parts():
     content = configure().model_dump(mode="json", exclude_unset=True)
     content["data"] = {"task": "multi_task", "parts": PARTS}

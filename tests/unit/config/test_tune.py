@@ -253,6 +253,7 @@ def test_problems_of_other_sections_do_not_hide_those_of_the_space():
     assert "tune.space.training.seed" in found
 
 
+@pytest.mark.slow
 def test_many_rejected_choices_are_counted():
     found = problems({"training.weight_decay": {"choices": [-item for item in range(1, 100)]}})
     assert len(found) == 11

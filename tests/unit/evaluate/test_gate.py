@@ -144,6 +144,7 @@ def test_largest_number_of_compared_configurations_is_possible():
     assert decide(language_pair(0.3, count=50), compared=2**62).undecided
 
 
+@pytest.mark.slow
 def test_models_without_a_difference_are_rarely_promoted():
     promoted = sum(decide(language_pair(0.0, seed=seed)).promoted for seed in range(100))
     assert promoted <= 4

@@ -64,6 +64,7 @@ def test_better_is_promoted_and_worse_never_whatever_the_sign(metric, around):
     assert worse.improvement.value == pytest.approx(-0.1, rel=0.01)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     metric=METRICS, candidate=SCORES, champion=SCORES, margin=st.floats(0, 2), shift=st.floats(0, 3)
@@ -104,6 +105,7 @@ def test_any_non_finite_number_blocks_promotion(metric, place, row, value, champ
     assert "finite" in decision.reason or place == "weights"
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     metric=METRICS,

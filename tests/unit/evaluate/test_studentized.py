@@ -83,6 +83,7 @@ def improvement(candidate, champion, confidence=0.95):
     return studentized_ratio(parts, np.arange(len(candidate)), confidence)
 
 
+@pytest.mark.slow
 def test_relative_improvement_of_few_units_has_an_end_near_fiellers():
     """32 of 33 right against 13 of 33: the interval of the quotient itself began below 0."""
     from scipy import stats

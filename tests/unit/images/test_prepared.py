@@ -137,6 +137,7 @@ def test_property_of_files_that_gives_the_class_away_is_reported(tmp_path):
     assert warning.startswith("the size of an image's file")
 
 
+@pytest.mark.slow
 def test_bytes_in_a_table_are_images(tmp_path):
     import pyarrow.parquet as pq
 

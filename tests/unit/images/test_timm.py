@@ -92,6 +92,7 @@ def test_new_model_has_timms_own_random_weights(bench):
     assert ours > 0.04
 
 
+@pytest.mark.slow
 def test_resumed_run_has_the_same_weights(bench, tmp_path):
     whole = bench(VIT, *RECIPE, root=tmp_path / "whole")
     whole.train_here()

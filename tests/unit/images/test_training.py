@@ -113,6 +113,7 @@ def undisturbed(bench, quiet):
     return made
 
 
+@pytest.mark.slow
 def test_resumed_run_has_the_same_weights(bench, quiet):
     whole, made = undisturbed(bench, quiet), bench(*RECIPE, *CHANGED)
     checkpoint = whole.workspace.checkpoints / "step-00000010"

@@ -143,6 +143,7 @@ def test_run_that_diverges_has_too_high_a_learning_rate(trained):
     assert "learning_rate_too_high" in problems(trained("fast", rows, [], **rate))
 
 
+@pytest.mark.slow
 def test_run_whose_loss_rises_has_too_high_a_learning_rate(trained):
     rate = {"learning_rate": 3.0, "warmup_steps": 0, "max_steps": 40, "logging_steps": 1}
     bench = trained("rising", language_rows(60), [], recovery={"spike_threshold": 0}, **rate)
@@ -174,6 +175,7 @@ def test_run_whose_loss_weights_change_too_fast_loses_a_part(tmp_path, scale, fo
     assert ("loss_weight_collapsed" in problems(bench)) == found
 
 
+@pytest.mark.slow
 def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):
     prompt = SupervisedFineTuning.collate
 
@@ -187,6 +189,7 @@ def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):
     assert "data_bound" in problems(trained("data", language_rows(40), [], **short))
 
 
+@pytest.mark.slow
 def test_run_that_saves_slowly_after_each_step_is_bound_by_its_checkpoints(trained, monkeypatch):
     prompt = Training._state
 

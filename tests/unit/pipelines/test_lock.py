@@ -148,6 +148,7 @@ def test_runs_have_separate_locks(workspace):
         assert holder(Workspace(workspace.output, "other")) is None
 
 
+@pytest.mark.slow
 def test_holder_with_an_unreadable_name_still_holds_the_lock(workspace, other):
     for content in ("", "{", "\ufffd" * 9, '{"pid": 1}'):
         (workspace.locks / "tiny.run").write_text(content)

@@ -235,6 +235,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
+@pytest.mark.slow
 def test_command_times_this_machine_and_shows_it_next_to_the_plan(no_gpu, plan_here, tmp_path):
     path = tmp_path / "tiny.yaml"
     model = {"config": {**LLAMA, "vocab_size": 64}}

@@ -75,6 +75,7 @@ def test_cordoned_nodes_do_not_count(answers):
     assert "the cluster has 1 with 1 x A100-80" in found["problems"][0]
 
 
+@pytest.mark.slow
 def test_node_memory_bounds_offloading(answers):
     sizes = ("--cluster", "--gpus-per-node", "8")
     sets = (LARGE, "model.adapter.kind=none")

@@ -80,6 +80,7 @@ def test_design_equals_the_golden_file_and_follows_the_schema(call, name):
     assert_golden(GOLDEN / f"{name}.json", done.stdout)
 
 
+@pytest.mark.slow
 def test_text_classification_stands_for_the_task_of_that_kind(call):
     done = call("design", "--task", "text_classification", "--json")
     named = call("design", "--task", "sequence_classification", "--json")
@@ -114,11 +115,13 @@ def test_cost_is_hours_times_the_price_of_all_gpus(call):
     assert cost["total_cost_usd"] == pytest.approx(product)
 
 
+@pytest.mark.slow
 def test_a_design_for_the_cpu_is_for_the_cpu(call):
     design = json.loads(call("design", "causal-lm", *CPU, "--json").stdout)
     assert design["distributed_config"]["backend"] == "gloo"
 
 
+@pytest.mark.slow
 def test_small_hours_and_costs_are_shown_as_numbers(call):
     words = ("design", "chat", "--gpu-type", "a100", "--set", "training.max_steps=1")
     cost = json.loads(call(*words, "--json").stdout)["cost_estimate"]
@@ -157,6 +160,7 @@ def test_hours_of_a_table_follow_from_its_values():
     assert span["high"] == pytest.approx(work / 1e8 / 8.5 / 3600, rel=0.01)
 
 
+@pytest.mark.slow
 def test_budget_chooses_the_fastest_gpu_that_it_pays(make_plan):
     free = make_plan()
     dear = max(free.cheapest, key=lambda offer: offer.usd.middle)
@@ -254,6 +258,7 @@ def test_framework_of_tables_for_texts_is_refused_as_the_framework_that_it_is(ca
     assert "model.config" not in str(done.exception)
 
 
+@pytest.mark.slow
 def test_written_files_are_those_of_the_design(call, tmp_path):
     done = call("design", *DESIGNS["13b-8xa100"], "--write", "made")
     assert done.exit_code == 0, done.output
@@ -307,6 +312,7 @@ def test_launch_script_starts_the_ranks(call, tmp_path, script):
     assert found == {"0": "3.0", "1": "3.0"}
 
 
+@pytest.mark.slow
 def test_price_of_inference_follows_from_the_throughput(call):
     done = call("design", *DESIGNS["13b-8xa100"], "--tokens-per-second", "5000", "--json")
     content = json.loads(done.stdout)
@@ -322,6 +328,7 @@ def test_price_of_inference_follows_from_the_throughput(call):
     assert "not known (price: " in call(*words).stdout
 
 
+@pytest.mark.slow
 def test_plan_shows_the_disk_space_that_a_design_does(call, tmp_path):
     words = ("--set", "data.target=label", "--set", f"data.source=[{tmp_path}/trades.csv]")
     table = json.loads(call("plan", "tabular", *words, "--json").stdout)
@@ -357,6 +364,7 @@ def test_space_of_the_data_has_saved_data_sets_and_the_files_that_tables_name(tm
     assert source_bytes(config) == stored(table, *pictures.glob("*/*.png"))
 
 
+@pytest.mark.slow
 def test_size_of_all_data_scales_a_table_in_a_saved_data_set(tmp_path):
     saved, count = tmp_path / "saved", 40
     columns = {"x": [*range(count)], "label": ["up", "down"] * (count // 2)}

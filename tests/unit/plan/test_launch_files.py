@@ -113,6 +113,7 @@ def test_strategy_of_another_package_is_planned_by_its_spec(make_plan, tmp_path,
     assert written[0].keys() >= {"accelerate.yaml"}
 
 
+@pytest.mark.slow
 def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path, monkeypatch):
     text = FOREIGN.format("DDP", "DDP").replace("title=", "accelerate='', title=")
     site = write_plugin(tmp_path / "site", plugins.STRATEGIES, "foreign_other", text)

@@ -157,6 +157,7 @@ def test_plan_of_images_elsewhere_says_what_to_do(tmp_path):
     assert "--data-gb" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_init_shows_what_gpus_change_in_the_plan_of_prepared_images(made):
     source, _ = made
 

@@ -237,6 +237,7 @@ def test_cheapest_fitting_gpu_is_chosen_by_default(make_plan):
     assert {offer.gpu for offer in plan.offers} == {gpu.name for gpu in all_gpus()}
 
 
+@pytest.mark.slow
 def test_known_spot_prices_are_used(configure, tmp_path):
     path = tmp_path / "prices.yaml"
     path.write_text("h100: {usd_per_hour: 4, spot_usd_per_hour: 2}\nt4: {usd_per_hour: 1}\n")
@@ -485,6 +486,7 @@ def test_methods_side_by_side_are_what_a_plan_for_each_would_choose(make_plan):
     assert small.compared[0].offer is None
 
 
+@pytest.mark.slow
 def test_goal_chooses_gpu_and_method(make_plan):
     free = make_plan()
     fastest = make_plan(training__goal="fastest")
@@ -517,6 +519,7 @@ def test_policy_names_the_fewest_nodes_a_run_can_continue_with(make_plan):
     assert "none of these sizes works" in render(none)
 
 
+@pytest.mark.slow
 def test_scaling_has_a_reason_for_each_number_of_gpus_up_to_128(make_plan):
     plan = make_plan("a100", 8)
     ranks = [size.nodes * size.gpus_per_node for size in plan.scaling]

@@ -164,6 +164,7 @@ def test_failing_forward_pass_is_bad_input(monkeypatch):
         shape.traced(replace(CPU, length=77))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "expected"), [("gpt_neox", "becomes sdpa"), ("gptj", "becomes eager")]
 )

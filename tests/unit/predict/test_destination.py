@@ -96,6 +96,7 @@ def test_copy_that_fails_leaves_the_file_and_says_where(bucket, left, monkeypatc
     assert left() == ["p.jsonl"]
 
 
+@pytest.mark.slow
 def test_killed_command_continues_to_the_same_object(bucket, left, monkeypatch):
     monkeypatch.setattr(progress, "_SECONDS", 0.0)
     data, out = records(bucket, NUMBERS), "s3://bucket/out/p.jsonl"

@@ -224,6 +224,7 @@ def test_bad_record_of_one_request_leaves_the_others_of_its_batch(serve):
         assert later[0].result().json()["predictions"] == [{"prediction": 24.0}]
 
 
+@pytest.mark.slow
 def test_model_that_hangs_times_out_and_is_not_ready_and_waiting_is_limited(serve):
     model = Doubles()
     client = serve(doubling(model), Limits(seconds=8, batch_size=1))

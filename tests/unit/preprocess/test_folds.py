@@ -109,6 +109,7 @@ def test_folds_divide_the_training_side_and_leave_the_other_sides_alone(folds):
     assert len({part.split_digest for part in (whole, *parts)}) == FOLDS + 1
 
 
+@pytest.mark.slow
 def test_each_division_holds_every_record_out_once_in_another_way(tmp_path, configure):
     """As scikit-learn's RepeatedStratifiedKFold does."""
     rows = [{"text": sentence(n), "label": "rare" if n % 4 == 0 else "common"} for n in range(120)]

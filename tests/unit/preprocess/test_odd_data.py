@@ -135,6 +135,7 @@ def test_duplicate_column_is_an_error(tmp_path: Path) -> None:
             rows(tmp_path / name, tmp_path)
 
 
+@pytest.mark.slow
 def test_column_without_a_name_is_named_by_its_position_and_reported(
     tmp_path: Path, configure: Any
 ) -> None:

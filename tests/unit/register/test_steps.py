@@ -312,6 +312,7 @@ def test_run_that_is_trained_again_has_a_new_version(trained):
     assert len(models(config)) == 2, "both have a version"
 
 
+@pytest.mark.slow
 def test_promotion_of_an_earlier_model_is_not_that_of_the_next_one(trained):
     config = trained("first", 0.9)
     whole(config)

@@ -90,6 +90,7 @@ def test_long_wait_is_shortened_and_labeled() -> None:
     assert "2 d" in drawing
 
 
+@pytest.mark.slow
 def test_thousands_of_attempts_and_checkpoints_give_a_small_drawing() -> None:
     many = History([attempt(number, 100.0 * number, 100.0 * number + 99) for number in range(2000)])
     assert len(timeline(many.attempts, spans(many))) < 1_500_000

@@ -60,6 +60,7 @@ def is_closed(client):
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+@pytest.mark.slow
 def test_headers_that_come_slowly_or_never_end_the_connection(port):
     with (
         socket.create_connection(("127.0.0.1", port), timeout=300) as silent,
@@ -69,6 +70,7 @@ def test_headers_that_come_slowly_or_never_end_the_connection(port):
         assert is_closed(silent)
 
 
+@pytest.mark.slow
 def test_slow_answers_and_second_requests_are_not_cut_off(port):
     with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
         for _ in range(2):

@@ -162,9 +162,12 @@ def test_answer_that_trickles_ends(answered, tmp_path, monkeypatch):
             operation()
 
 
+@pytest.mark.slow
 def test_rejection_before_the_body_that_trickles_ends(answered, monkeypatch):
     """botocore reads the status line itself, when it has asked whether to send the body."""
     monkeypatch.setattr(http_client, "SECONDS", 0.3)
+    # A part that is sent has more time, by its size.
+    monkeypatch.setattr(http_client, "SLOWEST", 1e9)
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     storage = answered(lambda *_: (403, {}, Trickled(CONTENT)))
     with pytest.raises(StorageError):

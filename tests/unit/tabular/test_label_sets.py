@@ -243,6 +243,7 @@ def test_task_is_found_by_the_separator(table):
     assert task_of({**source, "label_separator": ";"})[0] == "tabular_multi_label"
 
 
+@pytest.mark.slow
 def test_label_that_all_training_records_have_is_constant(tmp_path):
     frame = labeled_table(200)
     frame["target"] = [f"{text};always".strip(";") for text in frame["target"]]

@@ -76,6 +76,7 @@ def test_loss_and_gradient_equal_the_plain_ones(name, smoothing):
     torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_is_the_multiple_negatives_ranking_loss():
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
     texts, own = torch.randn(2, 5, 8).unbind()

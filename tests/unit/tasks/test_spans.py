@@ -49,6 +49,7 @@ def test_contents_that_are_trimmed_are_found_between_the_marks_of_a_turn(
     assert [text[start:end] for start, end in spans] == [trim(content) for content in contents]
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(parts, chats, st.text("ab \n", max_size=12))
 def test_spans_cover_the_full_content(first: str, turns: list[tuple[str, str]], text: str) -> None:

@@ -41,6 +41,7 @@ def validated(step: int, **metrics: float) -> Validated:
     )
 
 
+@pytest.mark.slow
 def test_invalid_metric_name_does_not_block_others(config: RunConfig, workspace: Workspace) -> None:
     stream = workspace.stream("supervisor")
     for event in [started(1), *steps(1, range(20)), validated(20, **{ODD: 0.25})]:

@@ -132,6 +132,7 @@ def test_run_that_was_copied_inside_an_output_is_another_run(original, make_conf
     assert "'second' gets a tracking run of its own" in warned
 
 
+@pytest.mark.slow
 def test_copy_on_a_shared_server_is_another_run(lasting_server, make_config):
     shared = {"uri": lasting_server.uri}
     first, run_id = track(make_config(tracking=shared), "original")
@@ -145,6 +146,7 @@ def test_copy_on_a_shared_server_is_another_run(lasting_server, make_config):
     assert track(make_config(tracking=shared, output=str(moved)), "moved")[1] == run_id
 
 
+@pytest.mark.slow
 def test_output_with_two_names_stays_as_it_is(original, make_config):
     """A link to a folder is not a copy of it."""
     first, run_id = original

@@ -92,12 +92,12 @@ def story(config: RunConfig, workspace: Workspace) -> Iterator[Story]:
     [
         ("runs/create", "lose"),
         pytest.param("runs/create", "hang", marks=pytest.mark.slow),
-        ("runs/log-batch", "lose"),
-        ("runs/log-batch", "truncate"),
+        pytest.param("runs/log-batch", "lose", marks=pytest.mark.slow),
+        pytest.param("runs/log-batch", "truncate", marks=pytest.mark.slow),
         pytest.param("", "500", marks=pytest.mark.slow),
-        ("", "503"),
+        pytest.param("", "503", marks=pytest.mark.slow),
         ("", "reset"),
-        ("", "hang"),
+        pytest.param("", "hang", marks=pytest.mark.slow),
     ],
 )
 def test_each_point_arrives_once(story: Story, proxy: Proxy, request_: str, fault: Any) -> None:
@@ -134,6 +134,7 @@ def test_parameters_of_a_model_whose_answer_was_lost_are_there_once(
         tracking.client.log_model_params(model.model_id, {"a": "2"})
 
 
+@pytest.mark.slow
 def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Proxy) -> None:
     story.tell(started(1), *steps(1, range(3)))
     MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600).close()
@@ -147,6 +148,7 @@ def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Pr
     assert len(story.runs()) == 2
 
 
+@pytest.mark.slow
 def test_attempt_whose_run_was_deleted_is_sent_again(story: Story, proxy: Proxy) -> None:
     story.tell(started(1), *steps(1, range(3)))
     MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600).close()
@@ -157,6 +159,7 @@ def test_attempt_whose_run_was_deleted_is_sent_again(story: Story, proxy: Proxy)
     assert story.points() == [3, 4, 5]
 
 
+@pytest.mark.slow
 def test_server_down_all_along_gets_everything_from_the_next_supervisor(
     story: Story, proxy: Proxy
 ) -> None:
@@ -199,6 +202,7 @@ def test_closing_waits_for_a_bounded_time(
     assert "did not accept everything" in story.warnings()[0]
 
 
+@pytest.mark.slow
 def test_backlog_takes_little_memory(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_module, "BATCH_EVENTS", 7)
     story.tell(started(1), *steps(1, range(50)), ended(1, "finished"))

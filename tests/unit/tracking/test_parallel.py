@@ -22,6 +22,7 @@ def never():
     event.set()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_work_that_hangs_keeps_nothing_else_waiting(never):
     def fails():

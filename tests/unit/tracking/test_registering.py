@@ -42,7 +42,11 @@ def warnings(config: RunConfig) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"), [("lose", "it closed the connection"), ("500", "it answers 500")]
+    ("fault", "why"),
+    [
+        ("lose", "it closed the connection"),
+        pytest.param("500", "it answers 500", marks=pytest.mark.slow),
+    ],
 )
 def test_model_is_registered_once(
     evaluated: RunConfig, proxy: Proxy, fault: Fault, why: str

@@ -136,6 +136,7 @@ def test_average_that_never_begins_is_rejected_once_the_steps_are_known(make_ben
         bench.train_here()
 
 
+@pytest.mark.slow
 def test_averaging_changes_nothing_that_is_learned(make_bench):
     plain, averaged = make_bench("plain", training=EACH_STEP), make_bench("av", **averaging())
     plain.train_here()

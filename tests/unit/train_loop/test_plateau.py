@@ -68,6 +68,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 def test_run_resumes_with_the_validations_before(make_bench):
     whole, resumed = (make_bench(name, training=SETTINGS) for name in ("whole", "resumed"))
     whole.train_here()

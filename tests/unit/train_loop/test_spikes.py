@@ -98,6 +98,7 @@ def poisoned(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_batch_that_contradicts_what_was_learned_is_a_spike(poisoned):
     run = poisoned("seen", spike_window=20)
     with pytest.raises(Diverged, match=f"at step {GUILTY + 1}: .* spike"):

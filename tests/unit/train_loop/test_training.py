@@ -81,6 +81,7 @@ def test_reported_loss_is_the_mean_since_the_last_report(make_bench):
     assert triple[3] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_only_rounding(make_bench):
     found = []
     for micro in (1, 2, 4):
@@ -360,6 +361,7 @@ def test_unset_learning_rate_keeps_its_earlier_decision(make_bench):
     assert max(event.learning_rate for event in events_of(bench.workspace, TrainingStep)) == 0.25
 
 
+@pytest.mark.slow
 def test_plan_can_ask_for_activation_checkpointing(make_bench):
     bench = make_bench()
     folder = changed_spec(bench.attempt(), batch=BatchSettings(2, gradient_checkpointing=True))

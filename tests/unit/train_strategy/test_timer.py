@@ -58,6 +58,7 @@ def test_single_rank_waits_for_nobody(make_bench):
     assert {step.communication_wait for step in events_of(bench.workspace, TrainingStep)} == {None}
 
 
+@pytest.mark.slow
 def test_phases_of_a_step_are_measured_separately_and_fit_into_it(make_bench, monkeypatch):
     prompt = SupervisedFineTuning.compute_loss
 

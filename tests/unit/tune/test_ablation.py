@@ -211,6 +211,7 @@ def documented(command):
     return set(re.findall(r"`(\w+)`", text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]))
 
 
+@pytest.mark.slow
 def test_command_prints_a_table_and_writes_json_and_a_page(folder):
     text = steadytrain("tiny.yaml")
     assert "trial 0: all changes, seed 42" in text

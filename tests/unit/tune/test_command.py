@@ -213,6 +213,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_report_shows_every_trial_and_loads_nothing(folder, world):
     world.failing = {3: "oom<b>"}
     told = json.loads(steadytrain("tiny.yaml", "--set", "tune.budget.trials=40", "--json"))

@@ -183,6 +183,7 @@ def test_fold_that_failed_is_left_out_of_its_pairs(folder, monkeypatch):
     assert all(found == {"1", "2", "3"} for found in pairs)
 
 
+@pytest.mark.slow
 def test_dry_run_starts_nothing(folder):
     place, _ = folder
     text = steadytrain("--dry-run", output="never")
@@ -220,6 +221,7 @@ def dry_run(*arguments):
     return done.stdout, done.exception
 
 
+@pytest.mark.slow
 def test_dry_run_divides_the_data(tmp_path):
     text, error = dry_run(*labeled(tmp_path))
     assert error is None

@@ -338,6 +338,7 @@ def test_exit_handler_reports_on_a_study_with_a_damaged_log(config, data, world,
     assert "log is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_report_needs_nothing_that_only_the_image_for_training_has() -> None:
     """Its image has no torch, no Optuna and no libraries that train."""
     code = (

@@ -135,6 +135,7 @@ def test_share_of_a_value_leads_back_to_it(field, dimension):
         assert value_at(field, dimension, share_of(field, dimension, value)) == pytest.approx(value)
 
 
+@pytest.mark.slow
 def test_cmaes_moves_towards_what_is_good_and_beats_random_search():
     def last_of(sampler):
         config = load(

@@ -126,6 +126,7 @@ def study(tmp_path, monkeypatch):
     return Study(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_trials_wait_for_a_free_slot_and_get_its_devices(study):
     study.train(0, 1, 2)
     assert [(fork.number, fork.gpu) for fork in study.forks] == [(0, "0"), (1, "1")]

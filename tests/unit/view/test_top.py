@@ -99,6 +99,7 @@ def test_without_a_terminal_it_prints_once(runs, tmp_path):
     assert "no runs in" in call("top", "-o", "nowhere", folder=tmp_path).out
 
 
+@pytest.mark.slow
 def test_terminal_shows_runs_until_q_is_pressed(runs, tmp_path):
     """The keys of a real terminal, which is as it was afterwards."""
     ours, theirs = pty.openpty()
