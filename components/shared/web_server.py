@@ -19,12 +19,15 @@ from steadytrain.components.shared.errors import BadInput
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 SHORTEST_TOKEN: Final = 16
-MOST_CONNECTIONS: Final = 256
+MOST_CONNECTIONS: Final = 512
 """Connections at a time. One more closes another: the pages need this process's descriptors."""
 BACKLOG: Final = 16
 """Connections that are accepted at once. With many, new ones would push out one whose request has
 not been read yet."""
-_PASSES: Final = 10
+QUEUE: Final = 512
+"""Connections that wait in the kernel to be accepted, at most `net.core.somaxconn`. One more has
+its handshake repeated after 1, 3 and 7 s, and its client sends its request into the void."""
+_PASSES: Final = QUEUE // BACKLOG + 10
 """Passes of asyncio's loop in which it accepts the connections that wait and reads their requests.
 Four do it for BACKLOG connections, and the kernel lets one more wait."""
 HEADER_SECONDS: Final = 10.0
@@ -132,6 +135,12 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._stopping()
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio accepts as many at once as it lets wait.
+        for listener in sockets or ():
+            listener.listen(QUEUE)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn closes connections whose request it has not read, and a busy loop is late to read.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import http.client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,8 @@ from steadytrain.components.predict.model import Input, ServedModel
 from steadytrain.components.predict.service import Limits, application, check_origin
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.model import Preparation, TableModel
+
+from support.web import served
 
 TOKEN = "c4n4ry-0f-the-service"
 
@@ -158,6 +162,19 @@ def test_request_that_is_too_large_is_refused_before_it_is_read(serve):
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     answer = client.post("/predict", content=endless(), headers=kind)
     assert (answer.status_code, "more than 1,000 bytes" in answer.text) == (413, True)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_client_that_sends_too_much_reads_the_answer(chunked):
+    app = application(doubling(Doubles()), Limits(bytes=1000))
+    body = b" " * 20_000_000
+    with (
+        served(app, lifespan="on", log_level="error") as (port, _),
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as client,
+    ):
+        headers = {"content-type": "application/json"}
+        client.request("POST", "/predict", iter([body]) if chunked else body, headers)
+        assert client.getresponse().status == 413
 
 
 def test_only_json_is_taken_so_no_other_website_can_post(serve):
