@@ -110,9 +110,9 @@ class Sizing:
             if differs(self.config, field):
                 return set_by_user(self.config, field)
         documents, task = self.data.sides["train"].documents, self.config.data.task
-        # Each step of a table or series is an epoch.
-        in_epochs = task not in (*TABLES, *SERIES)
-        return by_default(documents if in_epochs else math.inf, f"{documents:,} training examples")
+        # A step of a table is an epoch, and so is one of series, but for a network's.
+        learns_all = task in TABLES or (task in SERIES and self.config.model.framework != "pytorch")
+        return by_default(math.inf if learns_all else documents, f"{documents:,} training examples")
 
     def _start(self, nodes: int) -> Start | None:
         return planned_start(

@@ -120,25 +120,35 @@ def test_each_part_of_a_plan_has_its_reason(config, data):
     assert told["training.save_steps"] == ("7", "set by you")
 
 
+TABLE = {"task": "tabular_classification", "target": "y"}
+MONTHLY = {"task": "forecasting", "target": "y", "series": {"time": "day", "horizon": 3}}
+
+
 @pytest.mark.parametrize(
-    ("documents", "changes"),
-    [(100_000, {}), (100, {"task": "tabular_classification", "target": "y"})],
-    ids=["many", "a table"],
+    ("documents", "changes", "framework", "model_type", "by_time"),
+    [
+        (100_000, {}, None, None, True),
+        (100, TABLE, "sklearn", "linear", True),
+        (100, MONTHLY, "mlforecast", "lightgbm", True),
+        (100, MONTHLY, "pytorch", "mlp", False),
+    ],
+    ids=["many", "table", "boosted series", "network of series"],
 )
-def test_many_examples_and_tables_are_saved_by_time_alone(config, data, documents, changes):
+def test_many_examples_and_learners_of_all_rows_are_saved_by_time_alone(
+    config, data, documents, changes, framework, model_type, by_time
+):
     side = SideRecord(shards=[], rows=100, documents=documents)
-    model = {"framework": "sklearn", "config": {"model_type": "linear"}} if changes else {}
-    content = config.model_dump(exclude_defaults=True) | ({"model": model} if model else {})
+    content = config.model_dump(exclude_defaults=True)
+    if framework:
+        content["model"] = {"framework": framework, "config": {"model_type": model_type}}
     content["data"] |= changes
     sizing = Sizing(
         from_mapping(content), data.model_copy(update={"sides": {"train": side}}), "GPU", 1
     )
     (last,) = [item for item in sizing.decisions(History()) if "save" in item.field]
-    assert (last.field, last.value, last.reason) == (
-        "training.save_steps",
-        None,
-        "Young's interval",
-    )
+    field = "training.save_steps" if by_time else "training.save_strategy"
+    assert (last.field, last.value) == (field, None)
+    assert (last.reason == "Young's interval") is by_time
 
 
 @pytest.mark.parametrize("device", [H100, "GPU"], ids=["planned", "derived"])
