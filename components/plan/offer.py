@@ -259,6 +259,8 @@ def scaling(job: Workload) -> list[Size]:
 
 def policy(job: Workload, sizes: Sequence[Size]) -> str:
     """Return what follows for a run, in one sentence."""
+    if not sizes:
+        return "numbers of GPUs are compared for a GPU of the table only"
     if not any(size.offer for size in sizes):
         return "none of these sizes works"
     nodes, per_node = job.machine.nodes, job.machine.per_node

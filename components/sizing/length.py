@@ -234,6 +234,12 @@ def without_effect(training: TrainingConfig, rows: int | None, steps: int) -> It
             f"training.eval_steps {training.eval_steps}, training ends after {steps:,} steps, "
             "before it can act; lower one of the two"
         )
+    monitor = training.monitor
+    if monitor.on and monitor.every_steps > steps:
+        yield (
+            f"training.monitor.every_steps = {monitor.every_steps}: training ends after {steps:,} "
+            "steps, before it measures anything; lower it"
+        )
     needed = validations_to_act(training)
     if needed and needed * training.eval_steps >= steps:
         yield (

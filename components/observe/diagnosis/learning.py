@@ -217,9 +217,11 @@ def still_improving(run: ObservedRun) -> str:
     outlook = extrapolated(improving, steps + steps // 2)
     if outlook is None or outlook.gain < _WORTHWHILE * improving[-1][1]:
         return ""
+    epochs = f"{run.steps[-1].epoch / 2:.2g}"
+    epochs += " more epoch" if epochs == "1" else " more epochs"
     return (
-        f"the validation loss is {improving[-1][1]:.4g}, and {run.steps[-1].epoch / 2:.2g} more "
-        f"epochs ({steps // 2:,} steps) would gain about {outlook.gain:.2g}, by a power law "
+        f"the validation loss is {improving[-1][1]:.4g}, and {epochs} "
+        f"({steps // 2:,} steps) would gain about {outlook.gain:.2g}, by a power law "
         f"through {len(improving)} validations; from the first three quarters of them, it predicts "
         f"the others to {outlook.error:.1g}"
     )

@@ -53,7 +53,7 @@ def test_curve_without_a_good_fit_says_nothing(points):
     assert extrapolated(points, 1500) is None
 
 
-def run_of(points, *, last=1000, **training):
+def run_of(points, *, last=1000, epoch=2.8, **training):
     step = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens": 1, "tokens_per_second": 1.0}
     return ObservedRun.of(
         [
@@ -66,7 +66,13 @@ def run_of(points, *, last=1000, **training):
                 for at, loss in points
             ),
             TrainingStep(
-                attempt=1, step=last, epoch=2.8, loss=2.0, gpu_memory_used=0, memory_used=0, **step
+                attempt=1,
+                step=last,
+                epoch=epoch,
+                loss=2.0,
+                gpu_memory_used=0,
+                memory_used=0,
+                **step,
             ),
         ]
     )
@@ -77,6 +83,7 @@ def test_end_of_a_run_names_epochs_and_gain():
     evidence = check(run_of(noisy(0.0)))
     assert "1.4 more epochs (500 steps) would gain about 0.028" in evidence
     assert falling(1000) - falling(1500) == pytest.approx(0.028, abs=5e-4)
+    assert "1 more epoch (500 steps)" in check(run_of(noisy(0.0), epoch=2.0))
     assert check(run_of(noisy(0.0), last=990)) == "", "the run has not ended"
     assert check(run_of([(step, 2 + 0.1 / step) for step in STEPS])) == "", "not worth it"
 

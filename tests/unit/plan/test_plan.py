@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from steadytrain.components.plan.offer import policy
 from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.render import filled, render
 from steadytrain.components.shared.errors import BadInput
@@ -517,6 +518,10 @@ def test_policy_names_the_fewest_nodes_a_run_can_continue_with(make_plan):
     assert speeds == sorted(speeds)
     none = make_plan("t4", 8, 2, model__base=f"{LLAMA}.1-70B")
     assert "none of these sizes works" in render(none)
+
+
+def test_policy_of_a_machine_without_sizes_does_not_say_that_none_works(make_plan):
+    assert "none" not in policy(make_plan("t4", model__base=SMALL).job, [])
 
 
 @pytest.mark.slow

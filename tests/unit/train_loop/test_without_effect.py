@@ -16,6 +16,7 @@ from steadytrain.components.sizing.length import without_effect
         ({"warmup_steps": 10}, 99, 10, "warmup_steps = 10: training has 10 steps"),
         ({"warmup_steps": 500}, 99, 10, "warmup_steps = 500: training has 10 steps"),
         ({"eval_steps": 5, "early_stopping_patience": 1}, 99, 10, "early_stopping_patience = 1"),
+        ({"monitor": {"histograms": True}}, 99, 9, "monitor.every_steps = 10"),
         (
             {"eval_steps": 5, "lr_scheduler_type": "reduce_lr_on_plateau"},
             99,
@@ -37,6 +38,7 @@ def test_settings_that_act_are_not_named():
         warmup_steps=10,
         eval_steps=10,
         early_stopping_patience=2,
+        monitor={"histograms": True, "every_steps": 100},
     )
     assert list(without_effect(training, 20, 100)) == []
 
