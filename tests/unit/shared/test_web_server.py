@@ -134,7 +134,8 @@ def test_requests_that_arrive_before_the_stop_are_answered():
         go_on.wait()  # like a loop that others keep from running
         return await uvicorn.Server.on_tick(server, counter)
 
-    with served(turn_away, log_level="error") as (port, server), contextlib.ExitStack() as clients:
+    options = {"log_level": "error", "backlog": web_server.BACKLOG}
+    with served(turn_away, **options) as (port, server), contextlib.ExitStack() as clients:
         known = connect(port)
         known.sendall(REQUEST)
         answer = b""
