@@ -448,6 +448,7 @@ def serve(
     from steadytrain.components.shared import web_server
     from steadytrain.components.shared.config.data import DataConfig
     from steadytrain.components.shared.stage import quiet
+    from steadytrain.components.shared.stopping import stoppable
 
     token = os.environ.get(service.TOKEN_VARIABLE, "")
     web_server.check_token(host, token, service.TOKEN_VARIABLE)
@@ -457,7 +458,11 @@ def serve(
     quiet()
     # Before the model is loaded, which may take minutes.
     listener = web_server.listen(host, port)
-    loaded = open_model(model, output, renamed)
+    with stoppable() as stopping:
+        loaded = open_model(model, output, renamed)
+        # A library that catches everything, such as an import of an optional package, loses the
+        # exception of a signal.
+        stopping.check()
     largest: int = DataConfig.model_fields["max_record_bytes"].default
     limits = service.Limits(
         rows=max_rows,

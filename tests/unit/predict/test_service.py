@@ -6,18 +6,24 @@ import base64
 import contextlib
 import http.client
 import json
+import os
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from steadytrain.components.predict import model, service
 from steadytrain.components.predict.model import Input, ServedModel
 from steadytrain.components.predict.service import Limits, application, check_origin
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.model import Preparation, TableModel
+from steadytrain.pipelines.cli import app
 
 from support.web import served
 
@@ -175,6 +181,19 @@ def test_client_that_sends_too_much_reads_the_answer(chunked):
         headers = {"content-type": "application/json"}
         client.request("POST", "/predict", iter([body]) if chunked else body, headers)
         assert client.getresponse().status == 413
+
+
+def test_stop_that_the_loading_of_a_model_loses_ends_the_command(monkeypatch):
+    def load(*_):
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(600)
+        return doubling(Doubles())
+
+    monkeypatch.setattr(model, "open_model", load)
+    monkeypatch.setattr(service, "serve", lambda *_: pytest.fail("it serves"))
+    done = CliRunner().invoke(app, ["serve", "m@champion", "--port", "0"])
+    assert done.exit_code == 143, done
 
 
 def test_only_json_is_taken_so_no_other_website_can_post(serve):
