@@ -205,6 +205,7 @@ RULES: Final = (
         Rule(f"training.attention flash_attention_{version}", "cpu", "its kernels need CUDA")
         for version in (2, 3)
     ),
+    Rule("training.attention flex", "cpu", "PyTorch has no backward pass for it there"),
     Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
     Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *technique_rules(),

@@ -110,10 +110,10 @@ def _kernels(config: RunConfig, accelerator: Accelerator) -> Iterator[_Kernel]:
         yield _Kernel(_FUSED, "an update of one tensor at a time", lambda: _fused(device))
     asked = attention_name(training.attention)
     if asked not in ("auto", "eager", _PLAIN_ATTENTION):
-        yield _Kernel(_ASKED_ATTENTION, "none", lambda: _attention(asked))
+        yield _Kernel(_ASKED_ATTENTION, "none", lambda: _attention(asked, device))
     chosen = (config.model.config or {}).get("attn_implementation")
     if chosen not in (None, "eager", _PLAIN_ATTENTION):
-        yield _Kernel(_ATTENTION, _PLAIN_ATTENTION, lambda: _attention(str(chosen)))
+        yield _Kernel(_ATTENTION, _PLAIN_ATTENTION, lambda: _attention(str(chosen), device))
 
 
 def _failure(kernel: _Kernel) -> str:
@@ -175,8 +175,14 @@ def _update(optimizer: Any, weight: torch.nn.Parameter) -> None:
         raise RuntimeError("an update changes nothing")
 
 
-def _attention(name: str) -> None:
+def _attention(name: str, device: torch.device) -> None:
     """Build a layer of a tiny model with an attention. Transformers checks that it is there."""
+    if name == "flex_attention" and device.type == "cpu":
+        from torch.nn.attention.flex_attention import flex_attention
+
+        # PyTorch refuses to train with it there, at the first forward pass.
+        tensor = torch.ones(1, 1, 16, 16, requires_grad=True)
+        flex_attention(tensor, tensor, tensor)
     from transformers import AutoModel, LlamaConfig
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 8}

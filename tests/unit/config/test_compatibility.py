@@ -86,6 +86,7 @@ CONTENT = {
     "another order": {"training": {"order": "balanced"}},
     "training.layer_decay": {"training": {"layer_decay": 0.9}},
     "training.attention": {"training": {"attention": "eager"}},
+    "training.attention flex": {"training": {"attention": "flex"}},
     **{
         f"training.attention flash_attention_{version}": {
             "training": {"attention": f"flash_attention_{version}"}

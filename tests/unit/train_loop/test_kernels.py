@@ -88,9 +88,15 @@ def test_missing_flash_attention_becomes_sdpa(accelerator):
     assert "ImportError: FlashAttention2" in found.remarks[0]
 
 
-def test_asked_attention_that_is_missing_is_refused(accelerator):
-    with pytest.raises(BadInput, match=r"training\.attention = 'flash_attention_2'.*ImportError"):
-        usable(config("training.attention=flash_attention_2"), accelerator)
+@pytest.mark.parametrize(
+    ("name", "why"), [("flash_attention_2", "ImportError"), ("flex", "NotImplementedError")]
+)
+def test_asked_attention_that_cannot_train_here_is_refused(accelerator, name, why):
+    with pytest.raises(BadInput, match=rf"training\.attention = '{name}'.*{why}"):
+        usable(config(f"training.attention={name}"), accelerator)
+
+
+def test_attention_is_asked_for_once(accelerator):
     assert usable(config("training.attention=eager"), accelerator).remarks == ()
     with pytest.raises(ConfigError, match="leave one of the two out"):
         config("training.attention=sdpa", "model.config.attn_implementation=eager")
