@@ -3,14 +3,15 @@
 What the explanation advises works where it is printed: a run of a cluster is submitted again, a
 local one is resumed. It has ten lines or fewer. Up to three more lines name damaged files, and up
 to three more the problems that were found. One more says that a checkpoint was skipped, one
-that memory ran out outside the training itself, and one what a person changed last.
+that memory ran out outside the training itself, one that gradients overflowed or were clipped, and
+one what a person changed last.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +31,12 @@ from steadytrain.components.report.story import (
     outcome,
     wall_seconds,
 )
-from steadytrain.components.shared.events.types import BatchSplit, CheckpointSkipped, StepFailed
+from steadytrain.components.shared.events.types import (
+    BatchSplit,
+    CheckpointSkipped,
+    GradientOverflow,
+    StepFailed,
+)
 from steadytrain.components.shared.quantities import duration, number, percent
 from steadytrain.components.shared.redaction import on_one_line
 from steadytrain.components.shared.workspace import Workspace
@@ -61,7 +67,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += facts.left_out[:DAMAGES]
     lines += _training(facts)
-    lines += [event.message for events in _notes(facts) for event in events[-1:]]
+    lines += [text for texts in _notes(facts) for text in texts[-1:]]
     lines += [str(facts.nccl)] if facts.nccl else []
     diagnosed = findings(facts.events, facts.workspace.arguments)
     lines += map(str, diagnosed[:PROBLEMS])
@@ -101,7 +107,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
         "goodput": times.goodput if times.wall else None,
         "notes": [
             *facts.left_out,
-            *(event.message for events in _notes(facts) for event in events),
+            *(text for texts in _notes(facts) for text in texts),
         ],
         "nccl": asdict(facts.nccl) if facts.nccl else None,
         "problems": [asdict(item) for item in findings(facts.events, facts.workspace.arguments)],
@@ -109,9 +115,13 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
     }
 
 
-def _notes(facts: Facts) -> tuple[Sequence[CheckpointSkipped], Sequence[BatchSplit]]:
-    """Return the events that say what the attempts do not show."""
-    return facts.of(CheckpointSkipped), facts.of(BatchSplit)
+def _notes(facts: Facts) -> Iterator[list[str]]:
+    """Yield what the attempts do not show: the messages of each kind of event."""
+    yield [event.message for event in facts.of(CheckpointSkipped)]
+    yield [event.message for event in facts.of(BatchSplit)]
+    overflows = facts.of(GradientOverflow)
+    times = f"{len(overflows):,} x gradient_overflow"
+    yield [f"{times}, last {describe(event).removeprefix('train: ')}" for event in overflows[-1:]]
 
 
 def failure_as_data(failure: StepFailed | None) -> dict[str, str] | None:

@@ -13,6 +13,7 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     CheckpointSkipped,
     DecisionMade,
+    GradientOverflow,
     TrainingStep,
 )
 
@@ -145,6 +146,16 @@ def test_skipped_checkpoint_is_named_everywhere(bare: Any) -> None:
     assert explanation_as_data(bare.workspace)["notes"] == [said]
     assert said in render(gather(bare.workspace))
     assert describe(CheckpointSkipped(**fields)) == f"train: {said}"
+
+
+def test_clipped_and_skipped_steps_are_counted_in_one_line(bare: Any) -> None:
+    bare.start_step("train")
+    bare.emit("supervisor", GradientOverflow, attempt=1, step=7, scale=0.5)
+    bare.emit("supervisor", GradientOverflow, attempt=1, step=100, clipped=0.75, steps=100)
+    (said,) = [line for line in explain(bare.workspace) if "gradient_overflow" in line]
+    assert said.startswith("2 x gradient_overflow, last step 100:")
+    assert "75%" in said
+    assert explanation_as_data(bare.workspace)["notes"] == [said]
 
 
 def test_damaged_lines_of_the_log_are_counted_and_the_run_is_not_damaged(bare: Any) -> None:
