@@ -251,10 +251,6 @@ def plan_training(
     jobs = [job.on(each, nodes, per_node) for each in gpus]
     offers = [_by_table(each) for each in jobs]
     chosen_by = "given"
-    if gpu is None:
-        chosen_by = "the plan: the cheapest GPU in its table that fits"
-        if hosts.of_a_cluster:
-            chosen_by = "the cluster: its cheapest GPU that fits"
     budget, goal = config.compute.budget_usd, config.training.goal
     affordable = [offer for offer in offers if _costs_at_most(offer, budget)]
     if gpu is not None:
@@ -268,7 +264,8 @@ def plan_training(
         quickest = max(affordable, key=lambda offer: offer.tokens_per_second.middle)
         kind = next(each for each in gpus if each.name == quickest.gpu)
     else:
-        kind = _cheapest(gpus, offers)
+        kind, how = _cheapest(gpus, offers)
+        chosen_by = f"the cluster: its {how}" if hosts.of_a_cluster else f"the plan: the {how}"
     job = job.on(kind, nodes, per_node)
     choosing = partial(_choose, candidates=_options(job))
     choice = confirmed(job, choosing, measure) if measure else choosing(job)
@@ -396,14 +393,20 @@ def _options(job: Workload) -> list[TrainingOption]:
     return result
 
 
-def _cheapest(gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Gpu:
-    """Return the cheapest if prices are known, else the fastest; the largest if none fits."""
+def _cheapest(gpus: Sequence[Gpu], offers: Sequence[Offer]) -> tuple[Gpu, str]:
+    """Return the cheapest if prices are known, else the fastest; the largest if none fits.
+
+    Also return which of these it is.
+    """
     fitting = [offer for offer in offers if offer.fits]
     priced = [offer for offer in fitting if offer.usd_per_million_tokens is not None]
     if priced:
         name = min(priced, key=lambda offer: offer.usd_per_million_tokens or 0.0).gpu
+        how = "cheapest GPU that fits"
     elif fitting:
         name = max(fitting, key=lambda offer: offer.tokens_per_second.middle).gpu
+        how = "fastest GPU that fits, as none of these has a price"
     else:
         name = max(gpus, key=lambda gpu: gpu.memory).name
-    return next(gpu for gpu in gpus if gpu.name == name)
+        how = "largest GPU, as none fits"
+    return next(gpu for gpu in gpus if gpu.name == name), how

@@ -509,6 +509,21 @@ def test_goal_chooses_gpu_and_method(make_plan):
     assert "training.goal = balanced" in render(balanced)
 
 
+@pytest.mark.parametrize(
+    ("names", "model", "chosen", "how"),
+    [
+        (("t4", "h100"), SMALL, "T4", "cheapest"),
+        (("rtx4060", "b200"), SMALL, "B200", "fastest"),
+        (("rtx4060", "t4"), f"{LLAMA}.1-70B", "T4", "largest"),
+    ],
+)
+def test_gpu_without_a_price_is_not_called_the_cheapest(make_plan, names, model, chosen, how):
+    plan = make_plan(table=[find_gpu(name) for name in names], model__base=model)
+    assert plan.job.machine.gpu.name == chosen
+    assert how in plan.chosen_by
+    assert ("cheapest" in plan.chosen_by) == (how == "cheapest")
+
+
 def test_policy_names_the_fewest_nodes_a_run_can_continue_with(make_plan):
     two = make_plan("h100", 8, 2, model__base=f"{LLAMA}.1-70B")
     full = [size for size in two.scaling if size.gpus_per_node == 8]
