@@ -41,6 +41,12 @@ def problems(job: Workload, choice: Choice) -> Iterator[str]:
             f"training.bf16 = true: {gpu.name} has no bfloat16; the nearest setting that "
             "works is training.fp16=true"
         )
+    attention = job.config.training.attention
+    if attention.startswith("flash") and not (gpu.cuda and gpu.bf16):
+        yield (
+            f"training.attention = {attention}: its kernels need a GPU of the Ampere generation or "
+            f"later, not {gpu.name}; the nearest setting that works is training.attention=sdpa"
+        )
     if not job.is_available:
         yield _too_many(job)
     if not choice.fits_gpu:

@@ -509,6 +509,13 @@ def test_goal_chooses_gpu_and_method(make_plan):
     assert "training.goal = balanced" in render(balanced)
 
 
+@pytest.mark.parametrize(("gpu", "works"), [("v100", False), ("a10", True)])
+def test_flash_attention_needs_a_gpu_with_its_kernels(make_plan, gpu, works):
+    plan = make_plan(gpu, model__base=SMALL, training__attention="flash_attention_2")
+    assert plan.works is works
+    assert works or "training.attention=sdpa" in plan.problems[0]
+
+
 @pytest.mark.parametrize(
     ("names", "model", "chosen", "how"),
     [
