@@ -96,7 +96,7 @@ class ServedPackager(Part):
             metadata={
                 **metadata,
                 NUMBER_COLUMNS: json.dumps(numbers),
-                **digests_of({f"artifacts/{folder.name}": folder}),
+                **digests_of({f"artifacts/{folder.name}": folder, served.name: served}),
             },
             # A local build's suffix, such as +cpu, is not a version that a package index has.
             pip_requirements=[
@@ -134,16 +134,16 @@ def check_files(folder: Path, address: str) -> None:
         )
 
 
-def digests_of(folders: Mapping[str, Path]) -> dict[str, str]:
+def digests_of(parts: Mapping[str, Path]) -> dict[str, str]:
     """Return the metadata from which `check_files` knows the files of a model.
 
     Args:
-        folders: by their paths in the logged folder.
+        parts: folders and files by their paths in the logged folder.
     """
     digests = {
-        f"{name}/{path.relative_to(folder).as_posix()}": file_digest(path)
-        for name, folder in folders.items()
-        for path in sorted(folder.rglob("*"))
+        (Path(name) / path.relative_to(part)).as_posix(): file_digest(path)
+        for name, part in parts.items()
+        for path in (part, *sorted(part.rglob("*")))
         # Whoever imports an exported module leaves its bytecode, which another Python replaces.
         if path.is_file() and path.parent.name != "__pycache__"
     }

@@ -237,7 +237,15 @@ def test_times_that_a_forecast_fills_are_counted_by_series(data, tmp_path):
     assert predict(silent, numbers, tmp_path / "other.jsonl").filled == {}
 
 
-@pytest.mark.parametrize("damage", ["changed", "gone"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "artifacts/model/factor changed",
+        "artifacts/model/factor gone",
+        # MLflow's copy of the program that loads the model.
+        "served_model.py changed",
+    ],
+)
 def test_damaged_model_is_refused_instead_of_predicting_something_else(
     tmp_path, empty_store, damage
 ):
@@ -263,12 +271,13 @@ def test_damaged_model_is_refused_instead_of_predicting_something_else(
     # The second time, the bytecode of model.py is there.
     for _ in range(2):
         assert open_model(folder, tmp_path, {}).answers([{"x": 3.0}]) == [{"prediction": 6.0}]
-    factor = Path(folder, "artifacts/model/factor")
-    factor.unlink() if damage == "gone" else factor.write_text("3")
-    named = "differs from what was logged" if damage == "changed" else "is missing"
-    with pytest.raises(BadInput, match=f"is damaged: artifacts/model/factor {named}"):
+    name, _, how = damage.partition(" ")
+    damaged = Path(folder, name)
+    damaged.unlink() if how == "gone" else damaged.write_bytes(damaged.read_bytes()[:-1])
+    named = "differs from what was logged" if how == "changed" else "is missing"
+    with pytest.raises(BadInput, match=f"is damaged: {name} {named}"):
         open_model(folder, tmp_path, {})
-    with pytest.raises(BadInput, match=f"is damaged: artifacts/model/factor {named}"):
+    with pytest.raises(BadInput, match=f"is damaged: {name} {named}"):
         packager.load_logged(uri)
     Path(folder, "MLmodel").write_text("metadata: {")
     with pytest.raises(BadInput, match=r"cannot be loaded: \w+Error"):
