@@ -131,25 +131,31 @@ def design(
         refuse_unread(gpus, "compute.device is cpu, so that no GPU trains")
     table = price_table(prices, provider)
     given_bytes = int(data_gb * 1e9) or None
-    found = planned(
-        config,
-        lambda: choose_hardware(
+    try:
+        found = planned(
             config,
-            gpu_type or ("" if on_cpu else ANY),
+            lambda: choose_hardware(
+                config,
+                gpu_type or ("" if on_cpu else ANY),
+                prices=table,
+                host_memory_gb=memory_gb,
+            ),
+            command="steadytrain design",
+            given={
+                "--gpu-type": gpu_type,
+                "--prices": prices,
+                "--provider": provider,
+                "--tokens-per-second": tokens_per_second,
+            },
             prices=table,
-            host_memory_gb=memory_gb,
-        ),
-        command="steadytrain design",
-        given={
-            "--gpu-type": gpu_type,
-            "--prices": prices,
-            "--provider": provider,
-            "--tokens-per-second": tokens_per_second,
-        },
-        prices=table,
-        data_bytes=given_bytes,
-        hours=True,
-    )
+            data_bytes=given_bytes,
+            hours=True,
+        )
+    except BadInput as error:
+        if source or data or not error.message.startswith("data.source"):
+            raise
+        remedy = f"name your data with --data, such as --data my.csv; or {error.remedy}"
+        raise BadInput(error.message, remedy=remedy) from error
     host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
     estimate = found.design(Given(given_bytes or source_bytes(config), host, disk))
     estimate = estimate.serving(tokens_per_second)

@@ -85,7 +85,9 @@ def plan(
     by_formula: Annotated[
         bool,
         typer.Option(
-            "--formula", help="Skip the dry run. This is faster, but the memory is less exact."
+            "--formula",
+            help="Skip the dry run. This is faster, but the memory is less exact. Of tables and "
+            "series, it times no step.",
         ),
     ] = False,
     as_json: Json = False,
@@ -107,8 +109,9 @@ def plan(
 
     Steps, hours and cost come from the prepared data or, before `steadytrain step preprocess FILE`,
     from the first records of files on this machine. Models above 100 billion parameters are an
-    error. For a table, the plan shows its columns, its matrix and the threads. For
-    images, mixed records and time series, it needs torch and, before that step, prepares up to
+    error. For a table, the plan shows its columns, its matrix and the threads; where the time
+    of its model or of series has no formula, it times a step on this machine. For images, mixed
+    records and time series, it needs torch and, before that step, prepares up to
     134 MB of the data itself, in a folder that it removes.
     """
     check_extra("data", "steadytrain plan")
@@ -166,6 +169,7 @@ def plan(
         given=given,
         prices=table,
         calibrate=calibrate,
+        hours=not by_formula,
         dry_run=not by_formula,
     )
     known = Given(source_bytes(config))

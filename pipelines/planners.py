@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _CALIBRATE: Final = "--calibrate"
 _READS: Final[Mapping[str, Sequence[str]]] = {
-    "table": ("--prices", "--provider", _CALIBRATE),
-    "series": ("--prices", "--provider", _CALIBRATE),
+    "table": ("--prices", "--provider", _CALIBRATE, "--formula"),
+    "series": ("--prices", "--provider", _CALIBRATE, "--formula"),
     "network": (
         *("--gpu", "--gpu-type", "--nodes", "--gpus-per-node", "--prices", "--provider"),
         _CALIBRATE,

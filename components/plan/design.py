@@ -457,7 +457,7 @@ def design_of_series(
     if plan.framework == "pytorch":
         pods = training_pods(config, None)
         ranks = _copies(config, compute.world_size, compute.device == "cuda", plan.remarks)
-    timed = "`steadytrain plan FILE --calibrate` times real steps"
+    timed = "`steadytrain plan FILE` times a step"
     return _checked(
         list(_too_large("what it learns from", plan.memory, given, "or fewer series")),
         [],

@@ -81,7 +81,7 @@ class SeriesPlan:
         yield f"memory   {size(self.memory)}, beside the libraries"
         yield f"steps    {self.steps:,}"
         yield (
-            "time     not measured: --calibrate times real steps"
+            "time     not measured"
             if self.seconds is None or self.step_seconds is None
             else f"time     {duration(self.seconds)}: {duration(self.step_seconds)} for a step on "
             "this machine, measured; validation comes on top"

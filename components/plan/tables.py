@@ -145,7 +145,7 @@ def plan_table(
     time, timed_by, unknown = (
         None,
         "formula",
-        "`steadytrain plan FILE --calibrate` times real steps",
+        "`steadytrain plan FILE` times a step",
     )
     if config.model.framework in _BOOSTED and not calibrate:
         time, unknown = _hours(config, rows, width, steps * models, threads or 1)

@@ -387,3 +387,9 @@ def test_plan_without_a_promised_field_breaks_its_schema(name):
     del plan["pipeline_config"][name]
     with pytest.raises(jsonschema.ValidationError, match=name):
         follows_the_schema(plan)
+
+
+def test_design_of_a_task_without_data_names_the_option_for_them(call):
+    refused = call("design", "--task", "tabular").exception
+    assert "data.source = 'table.csv'" in refused.message
+    assert "--data" in refused.remedy

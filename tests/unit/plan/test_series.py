@@ -104,7 +104,7 @@ def test_plan_refuses_what_it_does_not_read(tmp_path):
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
     assert "11 with 154 values" in shown.output
-    told = json.loads(CliRunner().invoke(app, [*command, "--json", "--calibrate"]).stdout)
+    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     cost = follows_the_schema(told)["cost_estimate"]
     assert cost["estimated_duration_hours"] == pytest.approx(told["seconds"] / 3600)
     assert told["distributed_config"]["strategy"] == "none"

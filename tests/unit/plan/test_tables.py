@@ -88,7 +88,7 @@ def test_plan_command_shows_a_table_and_refuses_what_it_does_not_read(config):
     assert result.exit_code == 0, result.output
     assert f"rows     {ROWS}" in result.output
     hardware = ("--gpu=h100", "--nodes=2", "--gpus-per-node=2", "--host-memory-gb=9")
-    for option in (*hardware, "--formula", "--write=x"):
+    for option in (*hardware, "--write=x"):
         result = CliRunner().invoke(app, [*command, option])
         assert option.partition("=")[0] in str(result.exception), option
 
@@ -102,7 +102,7 @@ def linear(config):
 def test_time_of_a_table_without_a_formula_is_measured_and_scaled(linear):
     unknown = plan_table(linear)
     assert unknown.hours is None
-    assert "--calibrate" in unknown.unknown_time
+    assert "times a step" in unknown.unknown_time
     found = plan_table(linear, hours=True)
     assert found.hours.low == found.hours.high > 0
     assert any("a step on this machine" in line for line in found.lines())
