@@ -70,8 +70,8 @@ def plan(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Folder to write the filled-in configuration to, with the equivalent files for "
-            "accelerate, DeepSpeed and Kubeflow Trainer.",
+            help="Folder to write the filled-in configuration to, for models of texts with the "
+            "equivalent files for accelerate, DeepSpeed and Kubeflow Trainer.",
         ),
     ] = None,
     calibrate: Annotated[

@@ -42,14 +42,11 @@ if TYPE_CHECKING:
     from steadytrain.components.sizing.fit import Choice, Measure
     from steadytrain.components.sizing.time_cost import Timing
 
-_CALIBRATE: Final = "--calibrate"
+_SHARED: Final = ("--calibrate", "--prices", "--provider", "--write")
 _READS: Final[Mapping[str, Sequence[str]]] = {
-    "table": ("--prices", "--provider", _CALIBRATE, "--formula"),
-    "series": ("--prices", "--provider", _CALIBRATE, "--formula"),
-    "network": (
-        *("--gpu", "--gpu-type", "--nodes", "--gpus-per-node", "--prices", "--provider"),
-        _CALIBRATE,
-    ),
+    "table": (*_SHARED, "--formula"),
+    "series": (*_SHARED, "--formula"),
+    "network": (*_SHARED, "--gpu", "--gpu-type", "--nodes", "--gpus-per-node"),
 }
 """Options that a plan reads, by planner. The one of texts reads all."""
 

@@ -230,9 +230,6 @@ def test_command_shows_the_plan_and_times_real_steps(made):
     assert parts["cost_estimate"]["hourly_cost_usd"] == 2 * find_gpu("a100").usd_per_hour
     assert "own table" in parts["cost_estimate"]["prices"]
     assert (parts["distributed_config"]["strategy"], paid["ranks"]) == ("data_parallel", 2)
-    done = CliRunner().invoke(app, ["plan", "images", *sets, "--write", "x"])
-    assert done.exit_code != 0
-    assert "--write" in str(done.exception) + done.output
 
 
 @pytest.mark.slow

@@ -88,9 +88,17 @@ def test_plan_command_shows_a_table_and_refuses_what_it_does_not_read(config):
     assert result.exit_code == 0, result.output
     assert f"rows     {ROWS}" in result.output
     hardware = ("--gpu=h100", "--nodes=2", "--gpus-per-node=2", "--host-memory-gb=9")
-    for option in (*hardware, "--write=x"):
+    for option in hardware:
         result = CliRunner().invoke(app, [*command, option])
         assert option.partition("=")[0] in str(result.exception), option
+
+
+def test_plan_of_a_table_writes_its_configuration(linear, tmp_path):
+    (tmp_path / "own.yaml").write_text(linear.to_yaml())
+    command = ["plan", str(tmp_path / "own.yaml"), f"--write={tmp_path / 'planned'}"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    written = tmp_path / "planned" / "steadytrain.yaml"
+    assert load(written) == linear
 
 
 @pytest.fixture
