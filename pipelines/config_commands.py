@@ -316,14 +316,14 @@ def _chooser(
         if asks:
             typer.echo(f"not asked: --model, since {framework}")
     elif asks and not model:
-        from steadytrain.pipelines.questionnaire import asked
+        from steadytrain.pipelines.questionnaire import prompt_until_valid
 
         def read(text: str) -> str:
             _model(text, preset, task)
             return text
 
         question = f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})"
-        model = asked(question, preset.model.base or SCRATCH, read)
+        model = prompt_until_valid(question, preset.model.base or SCRATCH, read)
     basis = [*_model(model, preset, task), *overrides]
     return lambda further: for_task(data, task, reason, [*basis, *further]), reason
 

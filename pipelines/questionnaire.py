@@ -293,10 +293,10 @@ def ask(questionnaire: Questionnaire) -> Answers:
     for reason in dict.fromkeys(why.values()):
         typer.echo(f"not asked: {', '.join(o for o in why if why[o] == reason)}, since {reason}")
 
-    def put(name: str, question: str, default: str, read: Callable[[str], Any]) -> None:
-        """Ask until there is an answer with which the configuration works."""
+    def fill(name: str, question: str, default: str, read: Callable[[str], Any]) -> None:
+        """Prompt for a field of the answers until the configuration works with it."""
 
-        def taken(text: str) -> None:
+        def apply(text: str) -> None:
             before, value = getattr(answers, name), read(text)
             setattr(answers, name, value)
             shown = f"{value:g}" if isinstance(value, float) else value
@@ -307,27 +307,27 @@ def ask(questionnaire: Questionnaire) -> Answers:
                 raise
             typer.echo("\n".join(change.lines()))
 
-        asked(question, default, taken)
+        prompt_until_valid(question, default, apply)
 
     if "--gpu-type" in why:
-        put("cores", "CPU cores", str(len(os.sched_getaffinity(0))), _counted_cores)
+        fill("cores", "CPU cores", str(len(os.sched_getaffinity(0))), _counted_cores)
         memory = f"{max(1, host_memory() // 10**9)}"
-        put("host_memory_gb", "GB of memory", memory, _memory_given)
+        fill("host_memory_gb", "GB of memory", memory, _memory_given)
     else:
-        _ask_for_gpus(questionnaire, answers, put)
+        _ask_for_gpus(questionnaire, answers, fill)
     if "--goal" not in why:
-        put("goal", f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
+        fill("goal", f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
     return answers
 
 
 def _ask_for_gpus(
     questionnaire: Questionnaire,
     answers: Answers,
-    put: Callable[[str, str, str, Callable[[str], Any]], None],
+    fill: Callable[[str, str, str, Callable[[str], Any]], None],
 ) -> None:
     own = known_gpu(device_name(questionnaire.selection.config.compute))
     names = ", ".join(gpu.name for gpu in all_gpus())
-    put(
+    fill(
         "gpu",
         f"GPU to train on ({names}; {ANY} lets the plan choose; {NONE} is this machine's "
         f"{'GPU' if own else 'CPU'})",
@@ -337,18 +337,18 @@ def _ask_for_gpus(
     if answers.gpu == NONE:
         return
     if kind := answers.kind():
-        put(
+        fill(
             "memory_gb",
             f"GB of memory of each {kind.name}",
             f"{kind.memory_gb:g}",
             lambda text: kind_of(answers.gpu, float(text)).memory_gb,
         )
     question = f"One or several GPUs: how many (1 to 8, or nodes of 8 up to {MOST_GPUS})"
-    put("count", question, "1", _counted)
+    fill("count", question, "1", _counted)
 
 
-def asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
-    """Ask on the terminal until the answer can be read; an empty one is the default.
+def prompt_until_valid(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
+    """Prompt on the terminal until the answer can be read; an empty one is the default.
 
     Args:
         read: raises BadInput, or ValueError for what is not a number.

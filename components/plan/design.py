@@ -17,7 +17,7 @@ from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import durations, size
 from steadytrain.components.sizing.time_cost import Span
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class Design(_Part):
         yield "cost_estimate"
         yield f"  hourly_cost_usd           {hourly} ({cost.prices})"
         span = cost.duration_hours
-        ends = f" ({_range(span)})" if span else ""
+        ends = f" ({durations(3600 * span.low, 3600 * span.high)})" if span else ""
         yield f"  estimated_duration_hours  {hours}{ends}"
         yield f"  total_cost_usd            {total}"
         if cost.budget_usd is not None:
@@ -259,11 +259,6 @@ class Design(_Part):
             yield "DOES NOT WORK"
             yield from (f"  problem {problem}" for problem in self.problems)
             yield from (f"  nearest {remedy}" for remedy in self.remedies)
-
-
-def _range(span: Interval) -> str:
-    """Return hours as durations, once if both ends are the same."""
-    return " to ".join(dict.fromkeys(duration(3600 * end) for end in (span.low, span.high)))
 
 
 def _rounded(value: float) -> str:

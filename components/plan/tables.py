@@ -19,7 +19,7 @@ from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import durations, size
 from steadytrain.components.sizing.hardware import PriceTable, own_prices
 from steadytrain.components.sizing.length import prepared, total_steps
 from steadytrain.components.sizing.time_cost import Span
@@ -99,9 +99,8 @@ class TablePlan:
         yield f"threads  {unknown if self.threads is None else self.threads}"
         yield f"steps    {self.steps:,}, each with all records of the training side"
         if self.hours is not None:
-            low, high = (duration(one * 3600) for one in (self.hours.low, self.hours.high))
-            span = low if low == high else f"{low} to {high}"
-            yield f"time     {span} by {self.timed_by}, without validation"
+            time = durations(self.hours.low * 3600, self.hours.high * 3600)
+            yield f"time     {time} by {self.timed_by}, without validation"
             yield from cost_line(self.hours.middle * 3600, self.usd_per_hour)
         yield f"source   {self.source}"
         yield from (f"  remark: {remark}" for remark in self.remarks)
@@ -142,23 +141,14 @@ def plan_table(
     # A record with a set of labels is learned once for each of them.
     models = labels if config.data.task == TABULAR_MULTI_LABEL else 1
     prices = prices or own_prices()
-    time, timed_by, unknown = (
-        None,
-        "formula",
-        "`steadytrain plan FILE` times a step",
-    )
+    timed_by = "formula"
     if config.model.framework in _BOOSTED and not calibrate:
         time, unknown = _hours(config, rows, width, steps * models, threads or 1)
     elif calibrate or hours:
         timed_by = "a step on this machine"
-        try:
-            seconds = steps * _seconds_of_a_step(config, data_bytes)
-        except (BadInput, DataError) as error:
-            if calibrate:
-                raise
-            unknown = f"a step cannot be timed here: {error.message}"
-        else:
-            time = Span(seconds / 3600, seconds / 3600)
+        time, unknown = _measured(config, steps, data_bytes, strict=calibrate)
+    else:
+        time, unknown = None, "`steadytrain plan FILE` times a step"
     return TablePlan(
         framework=config.model.framework,
         model=str(config.model.config["model_type"]),
@@ -176,6 +166,23 @@ def plan_table(
         usd_per_hour=None if prices.core is None else prices.core * (threads or 1),
         prices=prices.origin,
     )
+
+
+def _measured(
+    config: RunConfig, steps: int, data_bytes: int | None, *, strict: bool
+) -> tuple[Span | None, str]:
+    """Return the same as `_hours`, from a real step.
+
+    Args:
+        strict: whether to raise the error of a step that cannot be timed.
+    """
+    try:
+        hours = steps * _seconds_of_a_step(config, data_bytes) / 3600
+    except (BadInput, DataError) as error:
+        if strict:
+            raise
+        return None, f"a step cannot be timed here: {error.message}"
+    return Span(hours, hours), ""
 
 
 def _seconds_of_a_step(config: RunConfig, data_bytes: int | None) -> float:

@@ -34,6 +34,11 @@ def duration(seconds: float) -> str:
     return f"{round(seconds, 1 if seconds < 9.95 else None):g} s"
 
 
+def durations(low: float, high: float) -> str:
+    """Format an interval of seconds as 12 s to 3 min 05 s; once if both ends read the same."""
+    return " to ".join(dict.fromkeys(map(duration, (low, high))))
+
+
 def money(usd: float) -> str:
     """Format USD as $12.30, or as less than $0.01."""
     return f"${usd:,.2f}" if usd >= 0.005 or usd == 0 else "less than $0.01"

@@ -299,7 +299,7 @@ def priced(prices: Path) -> PriceTable:
     text = read(prices, what, "give a YAML file of prices")
     for name, value in _read_prices(text, what).items():
         try:
-            gpu = _CORE if _plain(name) == _plain(_CORE) else find_gpu(name, known).name
+            gpu = _CORE if _plain(name) == CPU else find_gpu(name, known).name
         except BadInput as error:
             message = f"{what}: {_line(text, name)}{error.message}"
             raise BadInput(message, remedy=error.remedy) from error
