@@ -22,7 +22,7 @@ from steadytrain.components.shared.digest import TRAINING_CODE, beside_weights, 
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Event, Reader
-from steadytrain.components.shared.events.types import TrainingStarted
+from steadytrain.components.shared.events.types import TrainingStarted, Warned
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.model_source import base_content, other_contents
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -184,6 +184,13 @@ def run_stage(
         record = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
         if record is not None:
             step.reuse(store.origin(key))
+            for field in _measurements(config):
+                message = (
+                    f"{field}: nothing more is measured, since the model of run "
+                    f"{store.origin(key).run_id} is reused; a run with another name and "
+                    "recovery.reuse_ttl_seconds=0 trains again"
+                )
+                step.emit(Warned(stage=step.name, message=message))
             if on_validation is not None:
                 replay(store.origin(key), on_validation)
         else:
@@ -294,6 +301,13 @@ def _changed(history: History) -> list[tuple[str, int, float]]:
         if item.batch is not None and item.batch.sequence_length
     )
     return [*changed, *shortened]
+
+
+def _measurements(config: RunConfig) -> Iterator[str]:
+    """Yield the settings that measure something while a model trains."""
+    yield from (name for name, *_ in config.training.monitor.features())
+    if config.training.profile.steps is not None:
+        yield "training.profile.steps"
 
 
 def _key(

@@ -20,6 +20,7 @@ from steadytrain.components.shared.events.types import (
     StepFinished,
     TrainingStep,
     Validated,
+    Warned,
 )
 from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.train import step
@@ -223,6 +224,14 @@ def test_repeated_step_returns_the_same_record(bench):
     assert step.run_stage(done.config, done.data) == record
     assert len(events_of(done.workspace, AttemptStarted)) == 1
     assert [event.reused for event in events_of(done.workspace, StepFinished)] == [False, True]
+    assert not events_of(done.workspace, Warned)
+
+    # What is only watched does not count for reuse, so it says that it has nothing to watch.
+    recipe = {**RECIPE, "learning_rate": None, "monitor": {"layers": True}}
+    watched = bench(recipe, run="watched")
+    step.run_stage(watched.config, done.data)
+    (warned,) = events_of(watched.workspace, Warned)
+    assert warned.message.startswith("training.monitor.layers: nothing more is measured")
 
     # A model that differs from the trained one does not count as finished.
     (done.workspace.model / "model.safetensors").write_bytes(b"damaged")

@@ -39,16 +39,19 @@ class Cluster:
         """Run a pod to completion and delete it; return its log.
 
         Raises:
-            PodFailed: the pod did not exit with 0; contains its log.
+            PodFailed: the pod did not exit with 0; contains the end of its log.
         """
         self.start(name, container, **pod)
         try:
             phase = self.wait(name, ("Succeeded", "Failed"), seconds)
             log = str(self.core.read_namespaced_pod_log(name, self.namespace))
+            ended = self._ended(name)
         finally:
             self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
         if phase == "Failed":
-            raise PodFailed(f"pod {name} failed:\n{log}")
+            # KFP's executor prints its whole input first, and a long output is cut in the middle.
+            end = "\n".join(log.splitlines()[-40:])
+            raise PodFailed(f"pod {name} failed: {ended}\n{end}")
         return log
 
     def start(
@@ -107,6 +110,15 @@ class Cluster:
                     f"pod {name} is {status.phase} after {seconds:.0f} s:\n{self._events(name)}"
                 )
             time.sleep(0.5)
+
+    def _ended(self, pod: str) -> str:
+        """Return why a pod ended, such as an eviction, and its container's exit code."""
+        status = self.core.read_namespaced_pod(pod, self.namespace).status
+        found = [status.reason, status.message]
+        for container in status.container_statuses or ():
+            if container.state.terminated:
+                found += [container.state.terminated.reason, container.state.terminated.exit_code]
+        return ", ".join(str(item) for item in found if item is not None)
 
     def _events(self, pod: str) -> str:
         """Return what the cluster reported about a pod and its nodes, such as a full disk."""
