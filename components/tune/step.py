@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.sentences import as_line
 from steadytrain.components.report.step import notify, print_story, write_page
@@ -90,18 +91,34 @@ def run(config: RunConfig, data: DataRecord | None = None) -> Study:
         data: prepared data. None means the output of this run's preprocess step.
 
     Raises:
-        BadInput: `tune.space` is empty, or there is no data.
+        BadInput: `tune.space` is empty, or there is no data, or it is not that of `data.source`.
         RunBusy: another driver works on the study. This step then reports nothing.
         SteadytrainError: as for `search` and `best_of`.
     """
     with driving(config) as log, stage(config, "tune") as current:
         check_space(config)
         data = data or DataRecord.load(current.workspace.record("preprocess"))
+        _check_source(config, data)
         first = partial(first_trials, config)
         study = search(config, log, Lines(_print), _print, first=first, data=data)
         best_of(study)
         current.summary = _print_ending(ending(study))
         return study
+
+
+def _check_source(config: RunConfig, data: DataRecord) -> None:
+    """Reject prepared data if this step reads other content: its pod, too, trains the winner.
+
+    Raises:
+        BadInput: the content differs.
+    """
+    if data.inputs_digest and data.inputs_digest != inputs_of(config).digest():
+        raise BadInput(
+            f"data.source = {', '.join(config.data.source)[:200]}: this step does not read what "
+            "the preprocess step prepared, so its winner would train on other data",
+            remedy="run the pipeline again, so that it prepares the data as they are now; for "
+            "package:NAME, give both images the same version of the package",
+        )
 
 
 def run_cross_validation(config: RunConfig) -> Study:

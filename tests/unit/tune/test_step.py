@@ -111,6 +111,18 @@ def standing(config):
     return outcome(gather(Workspace.of(config)))
 
 
+def test_step_that_reads_other_data_than_were_prepared_trains_nothing(
+    config, data, world, tmp_path
+):
+    (tmp_path / "a.txt").write_text("changed since")
+    made = config()
+    made = made.model_copy(update={"data": DataConfig(source=[str(tmp_path / "a.txt")])})
+    with pytest.raises(BadInput, match="does not read what the preprocess step prepared"):
+        step.run(made, data.model_copy(update={"inputs_digest": "0" * 64}))
+    assert not (study_folder(made) / "trials").exists()
+    assert not world.trained
+
+
 @pytest.mark.slow
 def test_study_of_the_step_is_what_the_command_would_find(config, data, world, capsys):
     made = config()
