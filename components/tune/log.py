@@ -180,6 +180,6 @@ def damaged(what: str) -> BadInput:
     """
     return BadInput(
         f"the study's log is damaged: {what}",
-        remedy="restore the log from a backup, or give the study another name (--run); --from "
-        "takes over the best trials of another study",
+        remedy="restore the log from a backup, or give the study another name (--run); `tune "
+        "--from` takes over the best trials of another study",
     )

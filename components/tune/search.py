@@ -56,6 +56,8 @@ from steadytrain.components.tune.trials.folder import (
     known_data,
     prepare_data,
     share_data,
+    shared_data,
+    trial_folders,
     trials_of,
 )
 from steadytrain.components.tune.trials.local import LINGER_SECONDS, LocalTrials, local_trials
@@ -318,6 +320,22 @@ def _lose_damaged(study: Study, folder: Path, notify: Callable[[str], object]) -
         notify(f"trial {trial.number} trains again: {why}")
 
 
+def _begin_anew(folder: Path) -> None:
+    """Keep a new study from what an earlier one left in its folder, perhaps with other data.
+
+    Raises:
+        BadInput: it left trials, of which the log knows nothing.
+    """
+    if left := trial_folders(folder):
+        raise BadInput(
+            f"{trials_of(folder)} holds {len(left):,} trials, and the study's log is empty or "
+            "missing, so their settings and data are unknown",
+            remedy="restore the log from a backup, or remove that folder or give the study another "
+            "name (--run): it then begins again",
+        )
+    shutil.rmtree(shared_data(folder), ignore_errors=True)
+
+
 def write_study(study: Study, folder: Path) -> None:
     """Write the results of a search and their page."""
     write_results(study, folder)
@@ -349,11 +367,14 @@ def search(
 
     Raises:
         ConfigError, DataError: see `with_steps`.
-        BadInput: the data are not those that the study began with, or changed while it ran.
+        BadInput: the data are not those that the study began with, or changed while it ran; or its
+            trials are there without their log.
         Stopped: this process was asked to stop. The study can be continued.
         TooManyFailed, BadInput, StorageError: see `drive` and `Study`.
     """
     folder = study_folder(config)
+    if trials_of(folder).exists() and not log.read():
+        _begin_anew(folder)
     inputs = inputs_of(config).digest() if data is None else data.inputs_digest
     config = with_steps(config, log, folder, notify, data)
     shared = [*imports_of(config, scored=is_cross_validation(config)), *imports]

@@ -338,8 +338,8 @@ class Study:
             raise BadInput(
                 "the study's log belongs to other settings: its data, model, training, space, "
                 "objective, sampler, pruner, seed, ablation or cross-validation changed",
-                remedy="undo the change, or give the study another name (--run); --from takes "
-                "over the best trials of another study",
+                remedy="undo the change, or give the study another name (--run); `tune "
+                "--from` takes over the best trials of another study",
             )
         self.check_inputs(inputs)
         limits = self.tune.budget.model_dump(mode="json")

@@ -210,6 +210,11 @@ _RUN: Final = "prepare"
 """The run in the study's folder that prepares the data."""
 
 
+def shared_data(study: Path) -> Path:
+    """Return the folder of the prepared data of a study's trials."""
+    return trials_of(study) / "data"
+
+
 def known_data(study: Path, config: RunConfig) -> DataRecord | None:
     """Return the data of a trial; None if they are not prepared."""
     try:
@@ -303,7 +308,7 @@ def data_path(study: Path, config: RunConfig) -> Path:
         fields["difficulty"] = column
     if config.training.augmentation.on:
         fields["texts"] = True
-    return trials_of(study) / "data" / f"{value_digest(fields)}.json"
+    return shared_data(study) / f"{value_digest(fields)}.json"
 
 
 class Curve:

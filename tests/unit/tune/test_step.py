@@ -152,6 +152,20 @@ def test_only_a_new_study_imports_for_its_trials_before_one_starts(config, data,
         assert world.warmed_up == 1
 
 
+def test_trials_without_their_log_are_refused_because_they_may_be_of_other_data(
+    config, data, world
+):
+    trial = study_folder(config()) / "trials" / "0000"
+    trial.mkdir(parents=True)
+    with driving(config()) as log:
+        with pytest.raises(BadInput, match="holds 1 trials, and the study's log is empty") as lost:
+            search.search(config(), log, Lines(lambda _: None), lambda _: None, data=data)
+        assert "remove that folder" in lost.value.remedy
+        trial.rmdir()
+        search.search(config(), log, Lines(lambda _: None), lambda _: None, data=data)
+    assert records(config()) > 1
+
+
 def test_second_driver_is_refused_and_reports_nothing(config, data, world):
     made = config()
     with driving(made), pytest.raises(RunBusy):

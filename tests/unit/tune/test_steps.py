@@ -10,6 +10,7 @@ import pytest
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.tune import search
 from steadytrain.components.tune.designs import as_ablation
 from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.log import MemoryLog
@@ -65,6 +66,25 @@ def test_epochs_are_counted_on_the_prepared_data_and_kept(config):
     again = with_steps(plain, log, folder, lines.append)
     assert Study(again, log).rungs.cuts == study.rungs.cuts
     assert len(lines) == 2
+
+
+def test_data_that_a_command_prepared_before_it_failed_are_not_those_of_a_later_study(
+    config, tmp_path, monkeypatch
+):
+    plain, lines = config(), []
+
+    def refused(*_):
+        raise RuntimeError(lines[-1])
+
+    monkeypatch.setattr(search, "trials_for", refused)
+    for rows in (ROWS, ROWS[:30]):
+        (tmp_path / "data.jsonl").write_text(
+            "".join(f"{json.dumps({'text': it})}\n" for it in rows)
+        )
+        with pytest.raises(RuntimeError, match="a trial has"):
+            search.search(plain, MemoryLog(), None, lines.append)
+    first, second = (int(line.split()[3]) for line in lines if line.startswith("a trial has"))
+    assert second < first
 
 
 def test_study_that_is_impossible_with_so_many_steps_is_refused(config):
