@@ -121,6 +121,16 @@ def test_light_image_reports_that_it_needs_a_tracking_server():
     assert "the address of an MLflow server" in said
 
 
+def test_both_images_have_the_same_standard_library():
+    library = "find \"$(python3 -c 'import os; print(os.path.dirname(os.__file__))')\" -name '*.py'"
+    command = (
+        f"{library} -not -path '*-packages/*' -not -path '*/config-*' -exec sha256sum {{}} + | sort"
+    )
+    light, full = (run(image, "sh", "-c", command) for image in (STEP_IMAGE, TRAIN_IMAGE))
+    assert len(light.splitlines()) > 500
+    assert light == full
+
+
 def test_training_image_trains():
     told = run(TRAIN_IMAGE, "sh", "-ec", f"{tiny('preprocess')} > /dev/null; {tiny('train')}")
     assert json.loads(told)["outcome"] == "finished"
@@ -155,7 +165,8 @@ def test_light_image_is_light():
         with gzip.GzipFile(fileobj=counted, mode="wb", compresslevel=6) as packed:
             shutil.copyfileobj(saving.stdout, packed, MEGABYTE)
     assert saving.returncode == 0
-    assert counted.size < 210 * MEGABYTE
+    # On a base with Debian's Python, 12 MB of them are its newest release.
+    assert counted.size < 222 * MEGABYTE
     spec = "import importlib.util as u; print(u.find_spec('torch'))"
     assert run(STEP_IMAGE, "python", "-c", spec) == "None\n"
 
