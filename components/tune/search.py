@@ -31,6 +31,7 @@ from steadytrain.components.shared.registry import RUN, Registry
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.length import prepared, steps_of
+from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.train.launch.removal import remove_jobs_below
@@ -320,6 +321,17 @@ def _lose_damaged(study: Study, folder: Path, notify: Callable[[str], object]) -
         notify(f"trial {trial.number} trains again: {why}")
 
 
+def _lose_unlogged(study: Study, folder: Path, notify: Callable[[str], object]) -> None:
+    """Remove trials that began after the log ends: their numbers may get other parameters."""
+    for trial in trial_folders(folder):
+        if trial.number < len(study.history.trials):
+            continue
+        if process := trial.process():
+            end_processes(trial.path, process.pid)
+        shutil.rmtree(trial.path)
+        notify(f"trial {trial.number} begins again: the log has lost that it began")
+
+
 def _begin_anew(folder: Path) -> None:
     """Keep a new study from what an earlier one left in its folder, perhaps with other data.
 
@@ -389,6 +401,7 @@ def search(
             # Nothing can begin, so nothing is prepared.
             return study
         _lose_damaged(study, folder, notify)
+        _lose_unlogged(study, folder, notify)
         if data is not None:
             share_data(folder, config, data)
         unused.pop_all()

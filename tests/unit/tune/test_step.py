@@ -166,6 +166,18 @@ def test_trials_without_their_log_are_refused_because_they_may_be_of_other_data(
     assert records(config()) > 1
 
 
+def test_trial_that_began_after_the_end_of_a_restored_log_begins_again(config, data, world):
+    lines, made = [], config()
+    for lost in ((), (study_folder(made) / "trials" / "0006" / "log",)):
+        for path in lost:
+            path.parent.mkdir(parents=True)
+            path.write_text("of other parameters")
+        with driving(made) as log:
+            search.search(made, log, Lines(lambda _: None), lines.append, data=data)
+    assert not (study_folder(made) / "trials" / "0006").exists()
+    assert lines == ["trial 6 begins again: the log has lost that it began"]
+
+
 def test_second_driver_is_refused_and_reports_nothing(config, data, world):
     made = config()
     with driving(made), pytest.raises(RunBusy):
