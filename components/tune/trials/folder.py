@@ -323,7 +323,7 @@ class Curve:
         self._fallbacks = list[str]()
         self._latency_ms: float | None = None
         self._seconds, self._began, self._latest = 0.0, 0.0, 0.0
-        # The same as `_began`, by the monotonic clock.
+        # By the monotonic clock: as `_began`, and when it first had its data and a process.
         self._since = 0.0
         self._prepared: float | None = None
 
@@ -334,8 +334,8 @@ class Curve:
             running: whether processes train it now.
         """
         condition: Condition = "running" if running else self._condition
-        failed = condition == "failed"
-        spent = time.monotonic() - self._since if running else self._latest - self._began
+        failed, now = condition == "failed", time.monotonic()
+        spent = now - self._since if running else self._latest - self._began
         return TrialState(
             condition=condition,
             step=self._reported if running else self._saved,
@@ -345,7 +345,7 @@ class Curve:
             error=self._error if failed else "",
             fallbacks=tuple(self._fallbacks),
             latency_ms=self._latency_ms,
-            since_prepared=time.time() - self._prepared if running and self._prepared else None,
+            since_prepared=None if self._prepared is None or not running else now - self._prepared,
         )
 
     @singledispatchmethod
@@ -354,7 +354,8 @@ class Curve:
 
     @add.register
     def _(self, event: SupervisorStarted) -> None:
-        self._prepared = self._prepared or event.time
+        if self._prepared is None:
+            self._prepared = _monotonic(event)
         # Whoever starts a failed trial again wants another try.
         if self._condition != "new":
             self._condition = "paused"
@@ -364,7 +365,7 @@ class Curve:
         self._attempt, self._resumed = event.attempt, event.resumed_from_step or 0
         self._reported = self._saved = self._resumed
         self._began = self._latest = event.time
-        self._since = time.monotonic() - max(0.0, time.time() - event.time)
+        self._since = _monotonic(event)
         self._condition = "paused"
         # After a fallback to an earlier checkpoint, training may take another course.
         self._validations = {
@@ -419,6 +420,11 @@ class Curve:
     def _report(self, attempt: int, step: int, when: float) -> None:
         if attempt == self._attempt:
             self._reported, self._latest = max(self._reported, step), max(self._latest, when)
+
+
+def _monotonic(event: Event) -> float:
+    """Return when an event happened by the monotonic clock, which nobody sets."""
+    return time.monotonic() - max(0.0, time.time() - event.time)
 
 
 def read_curve(events: Path) -> Curve:

@@ -193,6 +193,13 @@ def test_clock_that_is_set_costs_no_time(monkeypatch):
     assert curve.state(running=False).seconds == 7.0
 
 
+def test_clock_that_is_set_back_leaves_a_unit_its_limit(monkeypatch):
+    curve, now = Curve(), time.time()
+    curve.add(took_over(now - 30))
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)
+    assert 30 <= curve.state(running=True).since_prepared < 630
+
+
 def test_seconds_since_the_data_were_prepared_count_from_the_first_supervisor():
     curve, now = Curve(), time.time()
     assert curve.state(running=True).since_prepared is None
