@@ -28,7 +28,7 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tabular.columns import Column, Table, Target, inferred
 from steadytrain.components.tabular.encoder import FEATURES, parsed, plain_value
-from steadytrain.components.tabular.model import is_missing
+from steadytrain.components.tabular.model import is_missing, text_of
 from steadytrain.components.tasks.encoding.base import (
     COLUMNS,
     Content,
@@ -276,6 +276,14 @@ class MultimodalEncoder:
         )
         self._check(schema)
         return schema
+
+    def cut(self, schema: Schema, tables: Iterable[pa.Table], tokenizer: Any) -> int:
+        """Return how many rows have texts of more than `data.sequence_length` tokens."""
+        if not schema.texts:
+            return 0
+        texts = ([text_of(record, schema.texts) for record in parsed(rows)] for rows in tables)
+        tokens = (tokenizer(some, verbose=False)["input_ids"] for some in texts if some)
+        return sum(len(row) > self.data.sequence_length for row in chain.from_iterable(tokens))
 
     def _table(
         self, records: Sequence[Mapping[str, Any]], labels: Sequence[Any], pictures: Sequence[str]

@@ -137,7 +137,7 @@ class Inputs:
         """
         result = dict[str, torch.Tensor]()
         if self.tokenizer is not None:
-            texts = [self.text_of(record) for record in records]
+            texts = [self.table.text_of(record, self.settings["texts"]) for record in records]
             tokens = self.tokenizer(
                 texts,
                 truncation=True,
@@ -152,11 +152,6 @@ class Inputs:
         if self.settings["kinds"]:
             result["table"] = torch.from_numpy(self.matrix(records, strict=strict))
         return result
-
-    def text_of(self, record: Mapping[str, Any]) -> str:
-        """Return the texts of a record, a line each."""
-        values = [record.get(name) for name in self.settings["texts"]]
-        return "\n".join(str(value) for value in values if not self.table.is_missing(value))
 
     def matrix(self, records: Sequence[Mapping[str, Any]], *, strict: bool) -> Any:
         """Return the other columns: standardized, with a column for each that may be missing."""

@@ -221,6 +221,12 @@ class _Builder:
         (self.folder / COLUMNS).write_text(content, encoding="utf-8")
         for remark in description.remarks():
             self._warn(remark)
+        # Which columns are texts is known only now.
+        if cut := getattr(self.encoder, "cut", None):
+            tokenizer = cached_tokenizer(self.folder / TOKENIZER)
+            for side in SIDES:
+                rows = map(read_table, self._parts(side, names))
+                self.counts[side].truncated = cut(description, rows, tokenizer)
         fields: dict[str, Any] = description.card()
         return fields
 

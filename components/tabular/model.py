@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Real
@@ -52,6 +52,12 @@ def is_missing(value: Any) -> bool:
         return value.strip().casefold() in MISSING
     # Whole numbers may be too large for math.isnan.
     return _is_number(value) and bool(value != value)
+
+
+def text_of(record: Mapping[str, Any], columns: Iterable[str]) -> str:
+    """Return the texts in columns of a record, a line each."""
+    values = (record.get(name) for name in columns)
+    return "\n".join(str(value) for value in values if not is_missing(value))
 
 
 def plain_number(value: Any) -> float:

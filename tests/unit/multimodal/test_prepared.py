@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.pipelines.model_commands import _data_to_read
 
@@ -49,6 +51,18 @@ def test_kinds_of_columns_are_inferred_and_stored(prepared_mixed):
     card = json.loads(data.path("card.json").read_text())
     assert {one["name"]: one["kind"] for one in card["columns"]} == schema.table.features
     assert len(table.read_text().splitlines()) == 401
+
+
+@pytest.mark.slow
+def test_records_whose_texts_are_cut_are_counted(table):
+    data = preprocess(mixed_config(table, "data.sequence_length=9"))
+    tokenizer = load_tokenizer(data.path(data.tokenizer))
+    with table.open(encoding="utf-8") as handle:
+        notes = [row["note"] for row in csv.DictReader(handle) if row["note"]]
+    long = sum(len(tokenizer(note)["input_ids"]) > 9 for note in notes)
+    card = json.loads(data.path("card.json").read_text())
+    assert 0 < long < len(notes)
+    assert sum(side["truncated"] for side in card["sides"].values()) == long
 
 
 @pytest.fixture
