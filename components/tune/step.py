@@ -54,7 +54,13 @@ from steadytrain.components.tune.driver import driving, lease_of, study_folder
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.results import BEST, SUMMARY, WINNER, Lines, best_config, ending
 from steadytrain.components.tune.search import first_trials, search
-from steadytrain.components.tune.study import Study, check_space, logs_address, study_name
+from steadytrain.components.tune.study import (
+    Study,
+    check_inputs,
+    check_space,
+    logs_address,
+    study_name,
+)
 from steadytrain.components.tune.study_page import PAGE
 from steadytrain.components.tune.trials.folder import trials_of
 from steadytrain.components.tune.trials.retrain import (
@@ -162,9 +168,13 @@ def train_on_seeds(config: RunConfig, best: RunConfig, compared: int) -> Trained
         compared: number of configurations that the study compared.
 
     Raises:
+        BadInput: the data are not those that the study began with.
         TrainingFailed: training failed on every seed.
     """
     with stage(config, "winner") as current:
+        opened = next(iter(open_log(logs_address(config), study_name(config)).read()), {})
+        if known := str(opened.get("inputs", "")):
+            check_inputs(config, known, inputs_of(config).digest())
         result = train_on(
             named_after(config, best),
             _seeds(config, best),

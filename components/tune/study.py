@@ -107,6 +107,27 @@ def _empty(config: RunConfig) -> History:
     return History(config.tune, Rungs.of(config), best_counts=best_counts)
 
 
+def check_inputs(config: RunConfig, known: str, inputs: str) -> None:
+    """Reject other data than those that a study began with.
+
+    The trials keep what was prepared first, but the winner is trained on what is there then.
+
+    Args:
+        known: digest of the data when the study began; "" if it is unknown.
+        inputs: digest of the data now; "" if it is unknown.
+
+    Raises:
+        BadInput: the data have changed.
+    """
+    if known and inputs and known != inputs:
+        raise BadInput(
+            f"data.source = {', '.join(config.data.source)[:200]}: the data have changed since "
+            f"study {study_name(config)!r} began, and its scores are of the earlier data",
+            remedy="restore the earlier data, or give the study another name (--run): it then "
+            "begins again with the new data",
+        )
+
+
 class Study:
     """A study of one driver. Every change is written to the log before it takes effect.
 
@@ -261,24 +282,8 @@ class Study:
         )
 
     def check_inputs(self, inputs: str) -> None:
-        """Reject other data than those that the study began with.
-
-        The trials keep what was prepared first, but the winner is trained on what is there then.
-
-        Args:
-            inputs: digest of the data now; "" if it is unknown.
-
-        Raises:
-            BadInput: the data have changed.
-        """
-        if inputs and self.history.inputs not in ("", inputs):
-            raise BadInput(
-                f"data.source = {', '.join(self.config.data.source)[:200]}: the data have changed "
-                f"since study {study_name(self.config)!r} began, and its scores are of the earlier "
-                "data",
-                remedy="restore the earlier data, or give the study another name (--run): it then "
-                "begins again with the new data",
-            )
+        """Reject other data than those that the study began with. See `check_inputs`."""
+        check_inputs(self.config, self.history.inputs, inputs)
 
     def lose(self, number: int, reason: str) -> None:
         """Write down that what a finished trial left is damaged: it trains again."""

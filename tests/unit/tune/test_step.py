@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from kfp import dsl
 
+from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import DataConfig, from_mapping, load
@@ -245,6 +246,20 @@ def test_winner_is_the_best_of_the_seeds_that_did_not_fail(config, data, world, 
     told = standing(made)
     assert told.state == "finished"
     assert winner.run_id in told.sentence
+
+
+def test_winner_is_not_trained_on_data_that_changed_after_the_study(config, tmp_path, scores):
+    source = tmp_path / "a.txt"
+    source.write_text("what the study began with")
+    made = config()
+    made = made.model_copy(update={"data": DataConfig(source=[str(source)])})
+    inputs = inputs_of(made).digest()
+    with driving(made) as log:
+        log.append({"kind": "opened", "study": "s", "queued": [], "inputs": inputs})
+    assert step.train_on_seeds(made, made, compared=6).trained.keys() == {43, 44}
+    source.write_text("what came later")
+    with pytest.raises(BadInput, match="the data have changed since study 'study' began"):
+        step.train_on_seeds(made, made, compared=6)
 
 
 @pytest.mark.parametrize(
