@@ -43,7 +43,6 @@ from steadytrain.components.shared.arrow_files import added_columns, join_files
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
-from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import LEFT_OUT, LONG, in_one_line, longer, unused_keys
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
@@ -231,23 +230,13 @@ class _Builder:
         return fields
 
     def _numbers(self, names: list[str]) -> dict[Side, dict[str, float]]:
-        """Return how the numbers to predict are distributed on each side, if records have them.
-
-        Raises:
-            DataError: those of the training side are all the same.
-        """
+        """Return how the numbers to predict are distributed on each side, if records have them."""
         if not has_numbers(self.encoder):
             return {}
         result = dict[Side, dict[str, float]]()
         for side in SIDES:
             columns = [read_table(part)["label"] for part in self._parts(side, names)]
             result[side] = distribution(np.concatenate([column.to_numpy() for column in columns]))
-        if result["train"]["min"] == result["train"]["max"]:
-            raise DataError(
-                f"each record of the training side has the number {result['train']['min']:g} in "
-                f"{self.data.columns.label!r}, so that there is nothing to learn",
-                remedy="give records with different numbers, or check data.columns.label",
-            )
         return result
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:

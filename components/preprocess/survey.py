@@ -37,6 +37,7 @@ from steadytrain.components.shared.left_out import LONG, counted, left_out
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.encoding.fields import DEFECTS
+from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 
 _NEAR_ADVICE: Final = (
     "look at the near duplicates in the quarantine file; if they are different records, raise "
@@ -159,6 +160,7 @@ def survey(
                 )
             warn(f"{problem}, so all of them are in training: {listed(rare)}")
     findings.save(spool.folder)
+    _check_numbers(data, encoder, spool, findings)
     read = class_reader(encoder)
     trained = _trained_labels(data, spool, reading, findings, read) if encoder.labeled else []
     labels = _labels(data, trained)
@@ -181,6 +183,42 @@ def _divided(encoder: Any, spool: Spool) -> NDArray[np.uint8]:
     records = pa.concat_tables(parts).sort_by("number")
     sides = encoder.divide(records["content"].to_pylist(), records["label"].to_pylist())
     return np.array([SIDES.index(side) for side in sides], dtype=np.uint8)
+
+
+def _check_numbers(data: DataConfig, encoder: Encoder, spool: Spool, findings: Findings) -> None:
+    """Check the numbers to predict, if records have them.
+
+    Raises:
+        DataError: those of the training side are all the same, or some are too large.
+    """
+    if not has_numbers(encoder):
+        return
+    numbers = np.empty(len(findings.sides))
+    for path in spool.written():
+        part = read_part(path)
+        labels: list[Any] = part["label"].to_pylist()
+        numbers[part["number"].to_numpy()] = [*map(float, labels)]
+    field = "data.target" if data.target else "data.columns.label"
+    column = repr(data.target or data.columns.label)
+    for index, side in enumerate(SIDES):
+        found = numbers[(findings.codes == KEPT) & (findings.sides == index)]
+        if not found.size:
+            continue
+        least, most = found.min(), found.max()
+        with np.errstate(over="ignore", invalid="ignore"):
+            deviation = found.std()
+        if not np.isfinite(deviation):
+            raise DataError(
+                f"the numbers in {column} reach from {least:g} to {most:g} on the {side} side, and "
+                "their squares are too large to compute with",
+                remedy=f"divide them by a constant, leave wrong records out, or check {field}",
+            )
+        if index == TRAIN and least == most:
+            raise DataError(
+                f"each record of the training side has the number {least:g} in {column}, so that "
+                "there is nothing to learn",
+                remedy=f"give records with different numbers, or check {field}",
+            )
 
 
 def _stratified(

@@ -170,6 +170,14 @@ def numbered(times):
     ]
 
 
+def test_values_whose_squares_are_too_large_are_refused_before_any_unit(tmp_path):
+    large = [{**record, "invest": 1e200 * (1 + record["invest"])} for record in numbered(20)]
+    given = {"data.source": [str(write_csv(tmp_path, large))], "data.target": "invest"}
+    config, _ = searched("", {**given, **FIELDS, "data.series.horizon": 1})
+    with pytest.raises(DataError, match=r"'invest' reach from .* too large to compute with"):
+        first_configurations(as_automl(config))
+
+
 @pytest.mark.parametrize("times", [4, 7, 8])
 def test_families_that_need_more_times_have_units_that_do_not_start(tmp_path, times):
     # Before what the first fold learns from come its validation and test times, and two sides.

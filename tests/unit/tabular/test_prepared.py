@@ -58,6 +58,22 @@ def test_leak_is_learned_from_if_it_is_allowed(tmp_path):
     assert read_table(data).features == {"copy": "number", "size": "number"}
 
 
+@pytest.mark.parametrize(
+    ("numbers", "refusal"),
+    [
+        ((3, 3), r"has the number 3 in 'target'"),
+        ((1, 1e308), r"'target' reach from 1 to 1e\+308 on the \w+ side, and their squares"),
+    ],
+)
+def test_numbers_that_nothing_can_learn_are_refused_by_the_field_of_their_column(
+    tmp_path, numbers, refusal
+):
+    records = [{"size": row, "target": numbers[row % 2]} for row in range(40)]
+    with pytest.raises(DataError, match=refusal) as refused:
+        prepared(tmp_path, records, REGRESSION)
+    assert "check data.target" in refused.value.remedy
+
+
 def test_values_of_another_kind_on_a_held_out_side_are_counted(tmp_path):
     tests = tmp_path / "test"
     tests.mkdir()
