@@ -17,13 +17,19 @@ from typing import Final, Protocol
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import file_digest
-from steadytrain.components.shared.errors import ConfigError, SteadytrainError, StorageError
+from steadytrain.components.shared.errors import (
+    ConfigError,
+    DataError,
+    SteadytrainError,
+    StorageError,
+)
 from steadytrain.components.shared.lease import Lease, hold
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.stage import check_room
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.tune.designs import is_cross_validation
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.log import Log, open_log
 from steadytrain.components.tune.study import (
@@ -102,6 +108,7 @@ def drive(
         BadInput: validations have no such metric as the objective.
         StorageError: a trial failed because its storage did, as all others would. It does not count
             as failed, and continues with the study.
+        DataError: the data cannot be prepared for a fold, and so for none.
     """
     _take_over(study, trials)
     watcher.resumed(study)
@@ -183,6 +190,17 @@ def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> b
     if state.condition == "failed":
         if state.failure == FailureClass.STORAGE:
             raise _storage_failed(trial, state)
+        if (
+            state.failure == FailureClass.DATA
+            and not state.seconds
+            and is_cross_validation(study.config)
+        ):
+            # It never began: all folds are of the same data, so none would.
+            raise DataError(
+                state.error,
+                remedy="correct the data, or the field that it names, and give the study another "
+                "name (--run)",
+            )
         study.fail(trial.number, state.failure, state.error, seconds=state.seconds)
     elif state.condition == "finished" or (
         # Killed at the end of its schedule, it did not finish: only then is there a model.

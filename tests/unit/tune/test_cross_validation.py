@@ -27,6 +27,7 @@ from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.step import run_cross_validation
 from steadytrain.components.tune.study import Study, study_name
+from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.folder import LABELS, TrialFolder
 from steadytrain.pipelines.cli import app
 
@@ -130,6 +131,24 @@ def documented(command):
     text = (ROOT / "docs" / "guides" / "scripts.md").read_text()
     keys = text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]
     return set(re.findall(r"`(\w+)`", re.sub(r": each with [^;]*;", ",", keys)))
+
+
+class UnpreparedTrials(SyntheticTrials):
+    """Trials whose data cannot be prepared."""
+
+    def state(self, number):
+        return TrialState("failed", failure="data", error=f"no column for {number}")
+
+
+def test_data_that_cannot_be_prepared_end_it_at_the_first_fold(tmp_path, monkeypatch):
+    world = World()
+    (tmp_path / "tiny.yaml").write_text(settings_of().to_yaml())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "local_trials", lambda *_, **__: UnpreparedTrials(world))
+    with pytest.raises(DataError, match="no column for 0") as refused:
+        steadytrain()
+    assert "another name" in refused.value.remedy
+    assert len(world.configs) <= 2
 
 
 @pytest.mark.slow
