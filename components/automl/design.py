@@ -120,6 +120,12 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     repeats = 1 if ordered else chosen.repeats or _repeats(config, quality)
     first = min(_FAST, len(entries)) if quality == "fast" else len(entries)
     units = chosen.budget.units or int(most_configurations(quality, first)) * folds * repeats
+    if units < folds * repeats:
+        raise BadInput(
+            f"automl.budget.units = {units}: a configuration is trained {folds * repeats} times, "
+            "once without each fold",
+            remedy=f"give at least {folds * repeats} for each configuration to compare",
+        )
     tune = without_search(config.tune, units)
     limits = chosen.budget.model_dump(include={"usd"})
     most = _MOST_AT_ONCE if in_pods else min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)

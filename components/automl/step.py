@@ -85,7 +85,11 @@ def won(study: Study, folder: Path) -> Board:
             "again: the search continues",
         )
     if board is None or not board.weights:
-        why = lines(board)[-1]
+        rows = () if board is None else board.rows
+        missed = [
+            f"{it.configuration.name} misses a limit: {it.missed}" for it in rows if it.missed
+        ]
+        why = "; ".join(missed) or lines(board)[-1]
         raise SteadytrainError(
             f"the search has no winner: {why}",
             remedy=f"see {folder / BOARD}; raise automl.budget or relax automl.constraints, and "

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from steadytrain.components.automl import time_limit
+from steadytrain.components.automl import step, time_limit
 from steadytrain.components.automl.design import SearchDesign, as_automl
-from steadytrain.components.automl.portfolio import families, portfolio
+from steadytrain.components.automl.portfolio import Configuration, families, portfolio
 from steadytrain.components.automl.step import named, of_search, won
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.tune import search
 from steadytrain.components.tune import study as studies
@@ -337,6 +337,22 @@ def test_limit_that_is_too_short_for_any_model_is_refused_before_work(monkeypatc
         BadInput, match=r"automl\.budget\.hours = 0\.0001: the search has no winner"
     ):
         won(study, tmp_path / "study")
+
+
+def test_search_without_a_winner_says_which_limits_its_models_miss(monkeypatch, tmp_path):
+    config = search_with()
+    row = SimpleNamespace(configuration=Configuration("linear", "linear", {}), missed="2 ms, above")
+    board = SimpleNamespace(rows=[row], weights={}, skipped={"trees": "the budget ended it"})
+    monkeypatch.setattr(step, "board_of", lambda *_: board)
+    study = SimpleNamespace(config=config, out_of_time=False)
+    with pytest.raises(SteadytrainError, match="no winner: linear misses a limit: 2 ms, above"):
+        won(study, tmp_path)
+
+
+def test_units_that_are_too_few_for_one_configuration_are_refused():
+    with pytest.raises(BadInput, match=r"units = 3: a configuration is trained 4 times") as few:
+        search_with("automl.budget.units=3")
+    assert "at least 4" in few.value.remedy
 
 
 @pytest.mark.slow
