@@ -13,6 +13,7 @@ import psutil
 
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.fields import effect_of
 from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.config.space import changed, tokens_per_step
 from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraints
@@ -20,6 +21,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.redaction import redact
+from steadytrain.components.train.recovery.takeover import changes
 from steadytrain.components.tune.designs import (
     Design,
     FoldDesign,
@@ -102,6 +104,21 @@ def _check_values(tune: TuneConfig, record: Record) -> None:
             raise damaged(f"trial {record['number']} has {field} = {value!r:.80}, not of its space")
 
 
+def _changed(before: str, now: RunConfig) -> str:
+    """Return what differs from the configuration that a log has as text."""
+    try:
+        known = load(before)
+    except BadInput:
+        return "they are of another version"
+    before_and_now = (config.model_dump(mode="json") for config in (known, now))
+    found = [
+        f"{name} {change}"
+        for name, change in changes(*before_and_now)
+        if effect_of(name).uses & (Use.RUN | Use.STUDY)
+    ]
+    return redact("; ".join(found))[:1000] or "they are of another version"
+
+
 def _empty(config: RunConfig) -> History:
     best_counts = config.training.load_best_model_at_end
     return History(config.tune, Rungs.of(config), best_counts=best_counts)
@@ -162,13 +179,14 @@ class Study:
         self.history = _empty(config)
         self.steps, self.tokens = 0, 0.0
         self._exhausted = False
-        for record in log.read():
+        records = log.read()
+        for record in records:
             self._apply(record)
         # A command has begun when its process did.
         running = max(0.0, time.time() - psutil.Process().create_time())
         self._began = time.monotonic() - running - self.history.elapsed
         self._suggester = (design or self._suggester_of)(config, self.history)
-        self._open(first, inputs)
+        self._open(first, inputs, records[0].get("config", "") if records else "")
 
     @property
     def running(self) -> Mapping[int, Trial]:
@@ -332,7 +350,7 @@ class Study:
             return FoldDesign(config)
         return suggester_of(config.tune, history)
 
-    def _open(self, first: Callable[[], Sequence[Params]], inputs: str) -> None:
+    def _open(self, first: Callable[[], Sequence[Params]], inputs: str, before: str) -> None:
         digest = study_digest(self.config)
         if not self.history.study:
             queued = [dict(item) for item in first()]
@@ -341,8 +359,7 @@ class Study:
             self._record(kind="opened", study=digest, queued=queued, config=text, **known)
         elif self.history.study != digest:
             raise BadInput(
-                "the study's log belongs to other settings: its data, model, training, space, "
-                "objective, sampler, pruner, seed, ablation or cross-validation changed",
+                f"the study's log belongs to other settings: {_changed(before, self.config)}",
                 remedy="undo the change, or give the study another name (--run); `tune "
                 "--from` takes over the best trials of another study",
             )

@@ -137,23 +137,26 @@ def stated(config: RunConfig) -> dict[str, Any]:
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the changes that prevent a resume: field, old value and new value."""
-    changes = [(name, change) for name, change in _changes(before, now) if not _may_differ(name)]
-    return [f"{name} {change}{_MEANING.get(name, '')}" for name, change in changes]
+    return [
+        f"{name} {change}{_MEANING.get(name, '')}"
+        for name, change in changes(before, now)
+        if not _may_differ(name)
+    ]
 
 
 def other_strategy_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether the run continues with the same strategy, but with other code of it."""
-    changed = (name for name, _ in _changes(before, now))
+    changed = (name for name, _ in changes(before, now))
     return any(name.startswith("plugins.strategy ") for name in changed)
 
 
 def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the allowed changes; "" if there are none."""
-    changes = {name: change for name, change in _changes(before, now) if _may_differ(name)}
-    if not changes:
+    known = {name: change for name, change in changes(before, now) if _may_differ(name)}
+    if not known:
         return ""
-    message = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
-    notes = dict.fromkeys(effect_of(name).note for name in changes)
+    message = f"continues with changed settings: {', '.join(map(' '.join, known.items()))}"
+    notes = dict.fromkeys(effect_of(name).note for name in known)
     return "; ".join([message, *filter(None, notes)])
 
 
@@ -162,7 +165,7 @@ def _may_differ(name: str) -> bool:
     return known and Use.RESUME not in effect_of(name).uses
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the fields that exist on both sides with different values."""
     old, new = dict(_fields(before)), dict(_fields(now))
     for name in (name for name in new if name in old):

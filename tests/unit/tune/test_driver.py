@@ -134,9 +134,13 @@ def test_larger_budget_continues_a_study(pruner):
 def test_other_settings_are_another_study():
     log = MemoryLog()
     driven(settings_of(trials=2), log, World())
-    with pytest.raises(BadInput, match="another name"):
-        Study(settings_of("training.learning_rate=1e-3", trials=2), log)
-    with pytest.raises(BadInput, match="another name"):
+    with pytest.raises(BadInput, match=r"other settings: training\.learning_rate \S+ -> 0\.001\n"):
+        Study(settings_of("training.learning_rate=1e-3", "output=elsewhere", trials=2), log)
+    with pytest.raises(BadInput, match=r"other settings: tune\.seed \d+ -> 1\n") as refused:
+        Study(settings_of("tune.seed=1", trials=3), log)
+    assert "another name" in refused.value.remedy
+    log.records[0] = {**log.records[0], "config": "{"}
+    with pytest.raises(BadInput, match="other settings: they are of another version"):
         Study(settings_of("tune.seed=1", trials=2), log)
 
 
