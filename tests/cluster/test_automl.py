@@ -18,32 +18,10 @@ from steadytrain.components.tune.search import STUDY
 from steadytrain.pipelines.compile import compile_pipeline, read_pipeline
 from steadytrain.pipelines.server.submission import Submission
 
-from support.launched import CONFIG, OUTPUT
+from support.launched import SEARCH, TABLE, UNITS
 from support.searched import without_times
 from support.tables import shipped
 from support.walker import Walker
-
-TABLE = f"{OUTPUT}/table.csv"
-UNITS = 8
-SEARCH = {
-    "name": "wine",
-    "output": OUTPUT,
-    "data": {
-        "source": [TABLE],
-        "target": "target",
-        "task": "tabular_classification",
-        "validation_share": 0.1,
-        "test_share": 0.2,
-    },
-    "model": {"framework": "lightgbm", "config": {"model_type": "lightgbm"}},
-    "automl": {
-        "quality": "fast",
-        "budget": {"units": UNITS, "parallel": 2},
-        "constraints": {"frameworks": ["sklearn"]},
-    },
-    "compute": {**CONFIG["compute"], "nodes": 1},
-    "recovery": CONFIG["recovery"],
-}
 
 
 @pytest.fixture(scope="module")

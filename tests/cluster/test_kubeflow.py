@@ -5,6 +5,7 @@ Pods reach it at STEADYTRAIN_TEST_KFP, by default ml-pipeline in KFP's own names
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -31,9 +32,10 @@ from steadytrain.pipelines.server.follow import ENDED
 from support.cluster import Cluster
 from support.command import wait_for
 from support.furniture import furnished, serve_mlflow
-from support.launched import CONFIG, Launched
+from support.launched import CONFIG, SEARCH, TABLE, UNITS, Launched
 from support.manifests import build
 from support.namespaces import apply, in_namespace, kubectl
+from support.tables import shipped
 
 HOST = os.environ.get(HOST_VARIABLE, "")
 NAMESPACE = os.environ.get("KFP_NAMESPACE", "kubeflow")
@@ -57,7 +59,7 @@ def kubeflow(api, step_image, train_image, tmp_path_factory):
     finally:
         # Delete these runs first: their pods keep the claim in use.
         server = connect(HOST, NAMESPACE)
-        for run in runs(server, ("whole", "lost", "ended", "search")):
+        for run in runs(server, ("whole", "lost", "ended", "search", "table")):
             server.runs.run_service_delete_run(run.run_id)
         made = ("pod/mlflow", "pod/keeper", "service/mlflow", "secret/steadytrain")
         names = (*made, "sa/steadytrain", "pvc/steadytrain")
@@ -142,6 +144,23 @@ def test_tuning_pipeline_trains_its_winner_as_a_job(kubeflow):
     assert yaml.safe_load(kubeflow.read("search-*/records/gate.json"))["compared"] == 2
     assert yaml.safe_load(kubeflow.read("search-*/records/register.json"))["version"]
     assert kubeflow.left("search") == []
+
+
+def test_search_of_a_table_registers_its_winner(kubeflow):
+    kubeflow.write(TABLE, shipped("wine").to_csv(index=False))
+    config = from_mapping({**SEARCH, "run": "table", "pipeline": {"fuse": True}})
+    run = steadytrain.pipelines.submit(config, pipeline="automl", host=HOST, namespace=NAMESPACE)
+    outcome = run.wait()
+    assert outcome.state == "SUCCEEDED", outcome
+    board = json.loads(kubeflow.read("../studies/table/board.json"))
+    assert board["trials"] == board["trials_completed"] == UNITS
+    assert board["best_params"].keys() == {"linear"}
+    gate = json.loads(kubeflow.read(f"{board['run']}/records/gate.json"))
+    assert board["test"]["metrics"][gate["metric"]]["value"] == gate["candidate"]
+    assert json.loads(kubeflow.read(f"{board['run']}/records/register.json"))["version"]
+    assert "opened once" in kubeflow.read("../studies/table/report.html")
+    for number in range(UNITS):
+        assert kubeflow.left(f"table-{number:04d}") == []
 
 
 def test_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed, server):

@@ -80,6 +80,28 @@ CONFIG: dict[str, Any] = {
         "stop_grace_seconds": 10,
     },
 }
+TABLE = f"{OUTPUT}/table.csv"
+UNITS = 8
+SEARCH: dict[str, Any] = {
+    "name": "wine",
+    "output": OUTPUT,
+    "data": {
+        "source": [TABLE],
+        "target": "target",
+        "task": "tabular_classification",
+        "validation_share": 0.1,
+        "test_share": 0.2,
+    },
+    "model": {"framework": "lightgbm", "config": {"model_type": "lightgbm"}},
+    "automl": {
+        "quality": "fast",
+        "budget": {"units": UNITS, "parallel": 2},
+        "constraints": {"frameworks": ["sklearn"]},
+    },
+    "compute": {**CONFIG["compute"], "nodes": 1},
+    "recovery": CONFIG["recovery"],
+}
+"""A search of the table, whose units are jobs. It tries two configurations."""
 
 
 @dataclass(frozen=True)
