@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from steadytrain.components.series.model import Calendar, history, inferred, moment, shown
+from steadytrain.components.series.model import Calendar, inferred, moment, shown
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import Side
@@ -24,6 +24,8 @@ NAME, TIME, COVARIATES = "series", "time", "covariates"
 `data.series.covariates` their numbers."""
 _SIDES: Final[tuple[Side, ...]] = ("train", "validation", "test")
 _TIMES_TO_FIT: Final = 2
+_MOST_FILLED: Final = 100_000_000
+"""Absent times of all series that are filled, in memory, whatever share of gaps is allowed."""
 
 
 class Series(BaseModel):
@@ -352,13 +354,16 @@ class _Grid:
             gaps: the share of the times of a series that may have no value.
 
         Raises:
-            DataError: a series is too short, has more gaps, or has nothing to learn.
+            DataError: a series is too short, has more gaps, or has nothing to learn; or the gaps of
+                all series are too many to fill.
         """
         least, step = 3 * horizon + season + _TIMES_TO_FIT, self.calendar.step
         ends = {name: max(several) for name, several in self.series.items()}
         short, broken, constant = list[str](), list[str](), list[str]()
+        absent = dict[str, int]()
         for name, several in self.series.items():
             length = (ends[name] - min(several)) // step + 1
+            absent[name] = length - len(several)
             seen = {
                 ordinal: value
                 for ordinal, value in several.items()
@@ -366,9 +371,9 @@ class _Grid:
             }
             if length < least or len(seen) < _TIMES_TO_FIT:
                 short.append(f"{shown(name)} has {length:,} times")
-            elif length - len(several) > gaps * length:
-                broken.append(f"{length - len(several):,} of {length:,} times of {shown(name)}")
-            elif np.ptp(history([*seen], [*seen.values()], step).values) == 0:
+            elif absent[name] > gaps * length:
+                broken.append(f"{absent[name]:,} of {length:,} times of {shown(name)}")
+            elif np.ptp([*seen.values()]) == 0:
                 constant.append(f"{shown(name)} is {next(iter(seen.values())):g}")
         count = f"{len(ends):,} series"
         if short:
@@ -384,6 +389,14 @@ class _Grid:
                 f"allows: {broken[0]} have no value",
                 remedy="give the absent values, or raise data.max_bad_share to fill gaps between "
                 "their neighbors",
+            )
+        if (total := sum(absent.values())) > _MOST_FILLED:
+            name = max(absent, key=absent.__getitem__)
+            first, last = map(self.calendar.text, (min(self.series[name]), ends[name]))
+            raise DataError(
+                f"{total:,} times within the series have no value, and at most {_MOST_FILLED:,} "
+                f"are filled: {shown(name)} lacks {absent[name]:,} from {first} to {last}",
+                remedy="correct or leave out records with wrong times",
             )
         if constant:
             raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
@@ -70,6 +71,13 @@ def test_gaps_missing_values_and_repeated_rows_are_counted(tmp_path):
     card = json.loads(data.path("card.json").read_text())
     assert card["quarantine"] == {"missing_field": 1, "exact_duplicate": 1}
     assert any("2 times within the series have no value" in line for line in card["warnings"])
+
+
+def test_gaps_that_no_memory_holds_are_refused(tmp_path):
+    times = [*pd.date_range("2024-01-01", periods=3000, freq="min"), datetime(9999, 12, 31)]
+    table = pd.DataFrame({"time": [time.isoformat() for time in times], "co2": range(len(times))})
+    with pytest.raises(DataError, match="the series lacks 4,194,966,120 from 2024-01-01 to 9999"):
+        prepared(tmp_path, table, *MONTHLY, "data.max_bad_share=1")
 
 
 def changed(**values):
