@@ -17,7 +17,6 @@ from _pytest.logging import catching_logs
 from support.selection import check_markers, may_have, required
 
 _STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
-_FROM_OUTSIDE = {name: os.environ.get(name) for name in _STORES}
 
 # Where the tests run in the background, a shell has SIGINT ignored, and the processes that they
 # start and interrupt would inherit that.
@@ -77,8 +76,9 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def forget_tracking_stores():
     """Remove the variables that MLflow's setters leave behind: the next test is not to use them."""
+    before = {name: os.environ.get(name) for name in _STORES}
     yield
-    for name, value in _FROM_OUTSIDE.items():
+    for name, value in before.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
