@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from typer.testing import CliRunner
 
 from steadytrain.components.plan import calibration
@@ -23,6 +22,7 @@ from steadytrain.components.sizing.time_cost import THE_TABLE, Span, Speed, of_a
 from steadytrain.components.techniques.order import RowOrder
 from steadytrain.pipelines.cli import app
 
+from support.scoring import fresh
 from support.training import GPT2, LLAMA, class_rows, language_rows, write_data
 
 BERT = {**LLAMA, "model_type": "bert"}
@@ -67,16 +67,16 @@ def plan_here():
     """
     threads = torch.get_num_threads()
 
+    fresh()
+
     def make(config):
-        for state in (AcceleratorState, GradientState):
-            state._reset_state()
+        fresh()
         told = []
         timed = partial(calibrate, notify=told.append)
         return plan_training(config, TABLE, this_cpu(config), timed=timed), told
 
     yield make
-    for state in (AcceleratorState, GradientState):
-        state._reset_state()
+    fresh()
     torch.set_num_threads(threads)
 
 
