@@ -354,8 +354,8 @@ class _Grid:
             gaps: the share of the times of a series that may have no value.
 
         Raises:
-            DataError: a series is too short, has more gaps, or has nothing to learn; or the gaps of
-                all series are too many to fill.
+            DataError: a series is too short, has more gaps, has nothing to learn, or ends where no
+                date follows; or the gaps of all series are too many to fill.
         """
         least, step = 3 * horizon + season + _TIMES_TO_FIT, self.calendar.step
         ends = {name: max(several) for name, several in self.series.items()}
@@ -398,6 +398,15 @@ class _Grid:
                 f"are filled: {shown(name)} lacks {absent[name]:,} from {first} to {last}",
                 remedy="correct or leave out records with wrong times",
             )
+        name = max(ends, key=ends.__getitem__)
+        try:
+            self.calendar.text(ends[name] + horizon * step)
+        except (OverflowError, ValueError) as error:
+            raise DataError(
+                f"{shown(name)} ends so late that its next {horizon} times have no date: no year "
+                "after 9999 has",
+                remedy="correct or leave out records with wrong times",
+            ) from error
         if constant:
             raise DataError(
                 f"{len(constant):,} of {count} have the same value at all times to learn from, so "

@@ -80,6 +80,17 @@ def test_gaps_that_no_memory_holds_are_refused(tmp_path):
         prepared(tmp_path, table, *MONTHLY, "data.max_bad_share=1")
 
 
+@pytest.mark.parametrize(
+    ("frequency", "end"),
+    [("D", "9999-12-28"), ("MS", "9999-11-01"), ("B", "9999-12-28"), ("h", "9999-12-31 20:00")],
+)
+def test_series_that_ends_where_no_date_follows_is_refused(tmp_path, frequency, end):
+    times = pd.date_range(end=end, periods=400, freq=frequency, unit="s")
+    table = pd.DataFrame({"time": [str(time) for time in times], "co2": range(len(times))})
+    with pytest.raises(DataError, match="the series ends so late that its next 12 times"):
+        prepared(tmp_path, table, *MONTHLY)
+
+
 def changed(**values):
     table = monthly()
     for name, value in values.items():
