@@ -8,7 +8,15 @@ from typing import Final
 
 import pytest
 
-_OUTSIDE: Final = ("AWS_", "KF_PIPELINES_", "MLFLOW_", "OTEL_", "WANDB_")
+_OUTSIDE: Final = (
+    "AWS_",
+    "KF_PIPELINES_",
+    "KFP_",
+    "KUBERNETES_SERVICE_",
+    "MLFLOW_",
+    "OTEL_",
+    "WANDB_",
+)
 """How the names of variables begin that name a service, or give access to it."""
 
 

@@ -198,12 +198,6 @@ def states(**fields):
     return {line.topic: line for line in examine_cluster(asked)}
 
 
-@pytest.fixture(autouse=True)
-def no_servers(monkeypatch):
-    for name in ("KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_missing_api_server_is_reported_and_the_other_checks_still_run(monkeypatch, tmp_path):
     config = Answers(free_port()).kubeconfig(tmp_path / "config")
     monkeypatch.setenv("KUBECONFIG", str(config))

@@ -26,12 +26,6 @@ from support.stores import empty_store, own_environment
 __all__ = ["empty_store", "own_environment"]
 
 
-@pytest.fixture(autouse=True)
-def no_addresses(monkeypatch):
-    for name in ("KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture(scope="module", params=["moto", pytest.param("weed", marks=pytest.mark.slow)])
 def port(request, tmp_path_factory):
     program = weed_program()

@@ -32,12 +32,6 @@ from support.wandb_files import rows
 from support.written_run import Writer
 
 
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def curves(workspace):
     """Return TensorBoard's points by attempt and name, as TensorBoard itself reads them."""
     found = {}

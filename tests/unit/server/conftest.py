@@ -6,23 +6,10 @@ import pytest
 
 from support.kfp_server import serving
 
-VARIABLES = (
-    "KF_PIPELINES_ENDPOINT",
-    "KF_PIPELINES_UI_ENDPOINT",
-    "KF_PIPELINES_SA_TOKEN_PATH",
-    "KFP_NAMESPACE",
-    "KFP_EXISTING_TOKEN",
-    "KFP_COOKIE",
-    "KUBERNETES_SERVICE_HOST",
-    "SSL_CERT_FILE",
-    "KUBECONFIG",
-)
-
 
 @pytest.fixture(autouse=True)
-def no_credentials(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def own_certificates(monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
 
 
 @pytest.fixture
