@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from steadytrain.components.preprocess.inputs import inputs_of
+from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
 from steadytrain.components.shared.config import ComputeConfig, Dimension, RunConfig, load
 from steadytrain.components.shared.config.load import validated
@@ -241,7 +242,7 @@ def _values(config: RunConfig, space: Mapping[str, Dimension]) -> Params:
 
 def with_steps(
     config: RunConfig,
-    log: Log,
+    records: Sequence[Record],
     folder: Path,
     notify: Callable[[str], object],
     data: DataRecord | None = None,
@@ -252,7 +253,7 @@ def with_steps(
     prepared data: in a cross-validation, without the first fold. The study keeps the number.
 
     Args:
-        log: of the study, which this process holds.
+        records: of the study's log, which this process holds.
         folder: of the study. The data are prepared there, unless they are.
         notify: receives a line for people.
         data: prepared data for the trials, if there are some.
@@ -263,7 +264,7 @@ def with_steps(
     """
     if config.training.max_steps > 0:
         return config
-    if records := log.read():
+    if records:
         return _limited(config, study_of(records)[0].training.max_steps)
     base = _base(config)
     data = data or known_data(folder, base)
@@ -385,16 +386,17 @@ def search(
         TooManyFailed, BadInput, StorageError: see `drive` and `Study`.
     """
     folder = study_folder(config)
-    if trials_of(folder).exists() and not log.read():
+    records = log.read()
+    if not records and trials_of(folder).exists():
         _begin_anew(folder)
     inputs = inputs_of(config).digest() if data is None else data.inputs_digest
-    config = with_steps(config, log, folder, notify, data)
+    config = with_steps(config, records, folder, notify, data)
     shared = [*imports_of(config, scored=is_cross_validation(config)), *imports]
     trials = trials_for(folder, config, notify, shared)
     with contextlib.ExitStack() as unused:
         unused.callback(trials.close)
-        # A new search reads its table to divide it. The log is not asked: on S3, that is slow.
-        if not trials_of(folder).exists():
+        # A new search reads its table to divide it.
+        if not records:
             trials.warm_up(config.compute)
         study = Study(config, log, first=first, design=design, inputs=inputs)
         if study.out_of_time and not study.history.trials:

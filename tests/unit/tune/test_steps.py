@@ -54,7 +54,7 @@ def test_epochs_are_counted_on_the_prepared_data_and_kept(config):
     plain, log, lines = config(), MemoryLog(), []
     folder = study_folder(plain)
     assert with_known_steps(plain, folder) is None
-    found = with_steps(plain, log, folder, lines.append)
+    found = with_steps(plain, log.read(), folder, lines.append)
     record = json.loads(next((folder / "trials" / "data").glob("*.json")).read_text())
     assert found.training.max_steps == math.ceil(1.5 * record["sides"]["train"]["rows"] / 4)
     assert f"a trial has {found.training.max_steps:,} steps" in lines[-1]
@@ -63,7 +63,7 @@ def test_epochs_are_counted_on_the_prepared_data_and_kept(config):
     study = Study(found, log)
     assert study.rungs.cuts[-1] == found.training.max_steps
     (folder / "trials").rename(folder / "gone")
-    again = with_steps(plain, log, folder, lines.append)
+    again = with_steps(plain, log.read(), folder, lines.append)
     assert Study(again, log).rungs.cuts == study.rungs.cuts
     assert len(lines) == 2
 
@@ -90,17 +90,17 @@ def test_data_that_a_command_prepared_before_it_failed_are_not_those_of_a_later_
 def test_study_that_is_impossible_with_so_many_steps_is_refused(config):
     limited = config(**{"tune.budget.steps": 2})
     with pytest.raises(ConfigError, match=r"tune\.budget\.steps"):
-        with_steps(limited, MemoryLog(), study_folder(limited), print)
+        with_steps(limited, [], study_folder(limited), print)
 
 
 def test_ablation_may_give_epochs(config):
     changes = {"decay": {"training.weight_decay": 0.3}}
     ablation = as_ablation(config(**{"tune.space": {}, "ablation.changes": changes}))
     log = MemoryLog()
-    found = with_steps(ablation, log, study_folder(ablation), print)
+    found = with_steps(ablation, log.read(), study_folder(ablation), print)
     assert Study(found, log).rungs.cuts == (found.training.max_steps,)
 
 
 def test_steps_that_are_set_stay(config):
     limited = config(**{"training.max_steps": 20})
-    assert with_steps(limited, MemoryLog(), study_folder(limited), print) is limited
+    assert with_steps(limited, [], study_folder(limited), print) is limited
