@@ -7,7 +7,6 @@ import functools
 import gc
 import inspect
 import logging
-import os
 import signal
 
 import pytest
@@ -15,8 +14,6 @@ import typer.testing
 from _pytest.logging import catching_logs
 
 from support.selection import check_markers, may_have, required
-
-_STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
 
 # Where the tests run in the background, a shell has SIGINT ignored, and the processes that they
 # start and interrupt would inherit that.
@@ -71,14 +68,3 @@ def pytest_collection_finish():
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # nanobind reports what the interpreter does not free at its end
-
-
-@pytest.fixture(autouse=True)
-def forget_tracking_stores():
-    """Remove the variables that MLflow's setters leave behind: the next test is not to use them."""
-    before = {name: os.environ.get(name) for name in _STORES}
-    yield
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value

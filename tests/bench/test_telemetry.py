@@ -25,12 +25,13 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import PhaseSeconds
 from steadytrain.components.train.loop.steps import StepResult
 
+from support.isolation import forgetful, isolated
 from support.ports import free_port
 from support.proxy import proxy_to
-from support.stores import Server, empty_store, own_environment
+from support.stores import Server, empty_store
 from support.training import Bench, events_of, language_rows, write_data
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store", "forgetful", "isolated"]
 
 pytestmark = pytest.mark.bench
 ROUNDS, CALLS = 30, 50

@@ -9,10 +9,10 @@ import pytest
 pytest.register_assert_rewrite("support.times", "support.soak", "support.agreement")
 
 from support.command import Command  # noqa: E402  imports modules registered above
-from support.isolation import isolated  # noqa: E402
+from support.isolation import forgetful, isolated  # noqa: E402
 from support.stores import empty_store, with_store  # noqa: E402
 
-__all__ = ["empty_store", "isolated"]
+__all__ = ["empty_store", "forgetful", "isolated"]
 
 _LONGEST = (
     "test_automl",

@@ -24,10 +24,10 @@ from support.forked import ForkedLauncher, train
 from support.pause import Pause
 from support.proxy import proxy_to
 from support.s3 import CREDENTIALS, make_bucket, moto_server, set_credentials
-from support.stores import empty_store, own_environment, serving
+from support.stores import empty_store, serving
 from support.training import Bench, events_of, weights_digest
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store"]
 
 RECIPE = {
     "max_steps": 300,

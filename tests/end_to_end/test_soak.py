@@ -31,7 +31,7 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from support.clocks import clock
 from support.disturbances import DISTURBANCES, Program, Scene
 from support.soak import Soak, schedule, table
-from support.stores import empty_store, own_environment, serving
+from support.stores import empty_store, serving
 from support.times import told_history
 from support.training import (
     GPT2,
@@ -43,7 +43,7 @@ from support.training import (
     write_data,
 )
 
-__all__ = ["clock", "empty_store", "own_environment"]
+__all__ = ["clock", "empty_store"]
 
 STEADYTRAIN = (sys.executable, "-m", "steadytrain.pipelines.cli")
 TESTS = Path(__file__).parents[1]

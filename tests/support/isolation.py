@@ -19,6 +19,8 @@ _OUTSIDE: Final = (
 )
 """How the names of variables begin that name a service, or give access to it."""
 
+_LEFT_BY_SETTERS: Final = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def isolated() -> Iterator[None]:
@@ -28,3 +30,11 @@ def isolated() -> Iterator[None]:
             environment.delenv(name)
         environment.setenv("KUBECONFIG", os.devnull)
         yield
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """Remove what MLflow's setters leave in the environment, those of a module's fixtures too."""
+    yield
+    for name in _LEFT_BY_SETTERS:
+        os.environ.pop(name, None)

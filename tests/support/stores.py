@@ -1,4 +1,4 @@
-"""Support for tests that use MLflow: a clean environment, a store created once, a server."""
+"""Support for tests that use MLflow: a store created once, a server."""
 
 from __future__ import annotations
 
@@ -23,13 +23,6 @@ import pytest
 from steadytrain.components.shared.tracking.connect import import_mlflow
 
 from support.ports import free_port
-
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("MLFLOW_"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.isolation import isolated
+from support.isolation import forgetful, isolated
 from support.stores import empty_store
 
-__all__ = ["empty_store", "isolated"]
+__all__ = ["empty_store", "forgetful", "isolated"]
 
 # Tests check results, not the speed of a busy machine, and each run has the same examples.
 settings.register_profile(

@@ -11,9 +11,9 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.registry import INPUTS, Registry
 from steadytrain.components.shared.workspace import Workspace
 
-from support.stores import empty_store, own_environment
+from support.stores import empty_store
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store"]
 
 
 @pytest.fixture

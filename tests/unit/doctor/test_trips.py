@@ -21,9 +21,9 @@ from support.s3 import (
     weed_program,
     weed_server,
 )
-from support.stores import empty_store, own_environment
+from support.stores import empty_store
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store"]
 
 
 @pytest.fixture(scope="module", params=["moto", pytest.param("weed", marks=pytest.mark.slow)])

@@ -13,9 +13,9 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.workspace import Workspace
 
 from support.evaluating import make_config, train
-from support.stores import empty_store, own_environment
+from support.stores import empty_store
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store"]
 
 
 @pytest.fixture

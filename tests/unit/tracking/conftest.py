@@ -16,9 +16,9 @@ from steadytrain.components.shared.workspace import Workspace
 
 from support.ports import free_port
 from support.proxy import Proxy, proxy_to
-from support.stores import Server, empty_store, own_environment, serving
+from support.stores import Server, empty_store, serving
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store"]
 
 
 @pytest.fixture

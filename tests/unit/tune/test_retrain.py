@@ -15,9 +15,9 @@ from steadytrain.components.tune.trials import retrain as module
 from steadytrain.components.tune.trials.retrain import best_seed, on_seed, retrain
 
 from support.evaluating import make_config, train
-from support.stores import empty_store, own_environment
+from support.stores import empty_store
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["empty_store"]
 
 
 @pytest.fixture
