@@ -15,6 +15,7 @@ from steadytrain.components.shared.config.data_fields import is_template
 from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.effects import is_local
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.feature_address import FeatureAddress, is_feature_address
 from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
@@ -105,7 +106,12 @@ def _check(field: str, address: str, config: RunConfig) -> None:
 def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what a run reads: the field and the address."""
     training = config.training
-    yield from config.data.addresses
+    for field, address in config.data.addresses:
+        if is_feature_address(address):
+            table = FeatureAddress.parse(address)
+            yield from ((field, table.folder), (field, table.entities))
+        else:
+            yield field, address
     for field, addresses in (
         ("model.base", config.model.base),
         ("model.tokenizer", config.model.tokenizer),

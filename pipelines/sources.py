@@ -43,7 +43,7 @@ PRESETS: Final = {
 }
 """The preset of each task that data can be given for, which data.task is set in."""
 _CONFIGURATIONS: Final = (".yaml", ".yml")
-_REMOTE: Final = ("s3", "hub", "mlflow-dataset", "package")
+_REMOTE: Final = ("s3", "hub", "mlflow-dataset", "package", "feast")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from steadytrain.components.preprocess.chunks import Chunk, WithFiles
+from steadytrain.components.preprocess.feature_store import feature_table
 from steadytrain.components.preprocess.formats import BYTES, read_files, wanted
 from steadytrain.components.preprocess.logged_datasets import PREFIX, logged_dataset
 from steadytrain.components.preprocess.parallel import IsolatedProcess, cores
@@ -32,6 +33,7 @@ from steadytrain.components.preprocess.tables import readable, tables
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.feature_address import is_feature_address
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import open_encoder
@@ -360,6 +362,9 @@ def _resolved(
     field: str, address: str, data: DataConfig, output: Path | None, store: str | None
 ) -> Sequence[str]:
     """Return the addresses of the data themselves, of which the content is what was logged."""
+    if is_feature_address(address):
+        with naming(field):
+            return [str(feature_table(address))]
     if not address.startswith(PREFIX):
         return [address]
     with naming(field):

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.preprocess.frames import read_frame
 from steadytrain.components.preprocess.sources import SourceFile, find_files
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.redaction import redact
@@ -137,27 +137,14 @@ def _content(text: str | None) -> Mapping[str, Any]:
 
 def _digest(address: str, file: SourceFile) -> str:
     """Return MLflow's digest of a table."""
-    import pandas as pd
     from mlflow.data.digest_utils import compute_pandas_digest
 
-    readers = {
-        ".csv": pd.read_csv,
-        ".tsv": lambda path: pd.read_csv(path, sep="\t"),
-        ".parquet": pd.read_parquet,
-        ".json": pd.read_json,
-        ".jsonl": lambda path: pd.read_json(path, lines=True),
-        ".ndjson": lambda path: pd.read_json(path, lines=True),
-    }
-    read = readers.get(file.suffix.lower())
-    if read is None:
-        why = f"{file.name} is no table of {', '.join(readers)}"
-        raise _refused(address, why, _GIVE)
-    with tempfile.TemporaryDirectory() as scratch, file.local(Path(scratch)) as path:
-        try:
-            return str(compute_pandas_digest(read(path)))
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            why = f"{file.name} cannot be read as a table: {redact(str(error))}"
-            raise _refused(address, why, "restore the file") from error
+    frame = read_frame(file, f"data.source = {address!r}")
+    try:
+        return str(compute_pandas_digest(frame))
+    except (ValueError, TypeError, KeyError) as error:
+        why = f"MLflow has no digest of {file.name}: {redact(str(error))}"
+        raise _refused(address, why, _GIVE) from error
 
 
 def _refused(address: str, why: str, remedy: str) -> BadInput:

@@ -2,8 +2,8 @@
 
 Addresses are files, folders and globs (a mounted volume is a folder), s3://, package:NAME/PATH for
 an installed Python package, package:stdlib for the standard library, and hub:NAME for a data set
-(read by `inputs.py`), and mlflow-dataset:RUN_ID for one that a run has logged
-(`logged_datasets.py`).
+(read by `inputs.py`), mlflow-dataset:RUN_ID for one that a run has logged (`logged_datasets.py`),
+and feast: for a table of a feature store (`feature_store.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from steadytrain.components.preprocess.local_files import Source, open_regular, 
 from steadytrain.components.shared.config.data_sections import COMPRESSIONS, suffix_of
 from steadytrain.components.shared.digest import stream_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.feature_address import KIND
 from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.paths import below, local_path
 from steadytrain.components.shared.storage import S3Storage
@@ -229,7 +230,7 @@ def check_source(address: str) -> None:
         BadInput: nothing is there, or no such package is installed.
     """
     scheme, _, rest = address.partition(":")
-    if scheme in ("s3", "hub", "mlflow-dataset"):
+    if scheme in ("s3", "hub", "mlflow-dataset", KIND):
         return
     path = _package_start(rest)[1] if scheme == "package" else _path(address)
     exists = False
@@ -243,8 +244,8 @@ def check_source(address: str) -> None:
 def _nothing(address: str, detail: str = "") -> BadInput:
     return BadInput(
         f"data.source = {address!r}: no file found there{detail}",
-        remedy="give a file, folder, glob, s3:// address, hub:NAME, mlflow-dataset:RUN_ID or "
-        "package:NAME that exists",
+        remedy="give a file, folder, glob, s3:// address, hub:NAME, mlflow-dataset:RUN_ID, "
+        "package:NAME or feast: that exists",
     )
 
 

@@ -22,6 +22,12 @@ from pydantic_core import PydanticCustomError
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.feature_address import (
+    FORM,
+    KIND,
+    FeatureAddress,
+    is_feature_address,
+)
 
 
 class Use(Flag):
@@ -222,11 +228,13 @@ def complete_address(address: str) -> str:
     """Return an address that names something.
 
     Raises:
-        ValueError: it ends after its kind, as hub: does.
+        ValueError: it ends after its kind, as hub: does, or is no table of a feature store.
     """
     kind, separator, rest = address.partition(":")
     if separator and kind in _KINDS and not rest.partition("?")[0].strip("/"):
         raise ValueError(f"names nothing: give {_KINDS[kind]}")
+    if is_feature_address(address):
+        FeatureAddress.parse(address)
     return address
 
 
@@ -236,6 +244,7 @@ def is_local(address: str) -> bool:
 
 
 _KINDS: Final[Mapping[str, str]] = {
+    KIND: FORM,
     "hub": "hub:NAME",
     "mlflow-dataset": "mlflow-dataset:RUN_ID",
     "package": "package:NAME",

@@ -67,7 +67,7 @@ class Trigger:
         """
         config = submission.config
         for field, address in config.data.addresses:
-            if address.startswith(("hub:", "mlflow-dataset:")):
+            if address.startswith(("feast:", "hub:", "mlflow-dataset:")):
                 raise BadInput(
                     f"{field} = {address!r}: changes to such a data set cannot be watched",
                     remedy="watch a folder or an s3:// prefix, or use a schedule",

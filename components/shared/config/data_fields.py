@@ -73,7 +73,8 @@ class DataFields(Section):
     source: Annotated[Source, Effect.SOURCE] = Field(
         ...,
         description="Where the data are: files, folders, globs, s3:// addresses, hub:NAME for a "
-        "data set on a hub, mlflow-dataset:RUN_ID for one that an MLflow run has logged, or "
+        "data set on a hub, mlflow-dataset:RUN_ID for one that an MLflow run has logged, "
+        "feast:FOLDER?service=NAME&entities=FILE for a table of a feature store, or "
         "package:NAME for the files of an installed Python package "
         "(package:stdlib is the standard library).",
     )

@@ -1,0 +1,46 @@
+"""Small tables as pandas reads them, for libraries that take such a frame."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.preprocess.sources import SourceFile
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.redaction import redact
+
+
+def read_frame(file: SourceFile, what: str) -> Any:
+    """Return a file as a frame of pandas.
+
+    Args:
+        what: names the file's address in errors, as `FIELD = ADDRESS`.
+
+    Raises:
+        BadInput: it is no table, or cannot be read.
+    """
+    import pandas as pd
+
+    readers = {
+        ".csv": pd.read_csv,
+        ".tsv": lambda path: pd.read_csv(path, sep="\t"),
+        ".parquet": pd.read_parquet,
+        ".json": pd.read_json,
+        ".jsonl": lambda path: pd.read_json(path, lines=True),
+        ".ndjson": lambda path: pd.read_json(path, lines=True),
+    }
+    read = readers.get(file.suffix.lower())
+    if read is None:
+        raise BadInput(
+            f"{what}: {file.name} is no table of {', '.join(readers)}",
+            remedy="write it as one of these",
+        )
+    with tempfile.TemporaryDirectory() as scratch, file.local(Path(scratch)) as path:
+        try:
+            return read(path)
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise BadInput(
+                f"{what}: {file.name} cannot be read as a table: {redact(str(error))}",
+                remedy="restore the file",
+            ) from error

@@ -1,0 +1,225 @@
+"""Tables of a real Feast store: as of each record's time, with every record, or refused by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.preprocess import feature_store
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.pipelines.early_checks import check_here, check_submitted
+
+START = pd.Timestamp("2024-01-01", tz="UTC")
+STORE = """\
+project: shop
+provider: local
+registry: registry.db
+offline_store: {type: file}
+entity_key_serialization_version: 3
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """A store of 20 customers, one row each 5 days that is valid for 30 days, and of all shops."""
+    from feast import Entity, FeatureService, FeatureStore, FeatureView, Field, FileSource
+    from feast.on_demand_feature_view import on_demand_feature_view
+    from feast.types import Float32, Float64
+    from feast.value_type import ValueType
+
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "feature_store.yaml").write_text(STORE)
+    rows = [
+        {"customer": customer, "event_timestamp": START + pd.Timedelta(days=day), "spent": spent}
+        for customer in range(20)
+        for day in range(0, 40, 5)
+        for spent in [100.0 * customer + day]
+    ]
+    pd.DataFrame(rows).to_parquet(folder / "orders.parquet")
+    customer = Entity(name="customer", join_keys=["customer"], value_type=ValueType.INT64)
+    orders = FeatureView(
+        name="orders",
+        entities=[customer],
+        ttl=dt.timedelta(days=30),
+        schema=[Field(name="spent", dtype=Float32)],
+        source=FileSource(path="orders.parquet", timestamp_field="event_timestamp"),
+        online=False,
+    )
+    days = pd.DataFrame({"event_timestamp": [START, START + pd.Timedelta(days=80)]})
+    days.assign(price=[1.0, 2.0]).to_parquet(folder / "prices.parquet")
+    # It joins by the time alone, and never expires.
+    prices = FeatureView(
+        name="prices",
+        schema=[Field(name="price", dtype=Float32)],
+        source=FileSource(path="prices.parquet", timestamp_field="event_timestamp"),
+        online=False,
+    )
+
+    @on_demand_feature_view(sources=[orders], schema=[Field(name="twice", dtype=Float64)])
+    def computed(rows: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"twice": 2 * rows["spent"]})
+
+    service = FeatureService(name="churn", features=[orders, prices])
+    referred = orders.with_join_key_map({"customer": "friend"})
+    friends = FeatureService(name="friends", features=[referred])
+    FeatureStore(str(folder)).apply([customer, orders, prices, computed, service, friends])
+    return folder
+
+
+# What customers spent has expired on day 90, there is no customer 20, and one row is there twice.
+DAYS = [17, 4, 90] * 3 + [17]
+LABELS = pd.DataFrame(
+    {
+        "customer": [3] * 3 + [0] * 3 + [20] * 3 + [3],
+        "event_timestamp": [START + pd.Timedelta(days=day, hours=1) for day in DAYS],
+        "left": [0, 1] * 5,
+    }
+)
+
+
+def spent(customer, time):
+    """Return the last amount before a time, unless it is older than 30 days."""
+    days = (time - START).days
+    last = min(days // 5 * 5, 35)
+    return 100.0 * customer + last if customer < 20 and days - last <= 30 else None
+
+
+def expected():
+    return [spent(*row) for row in LABELS[["customer", "event_timestamp"]].itertuples(index=False)]
+
+
+def settings(address):
+    return from_mapping(
+        {
+            "name": "a",
+            "data": {"source": [address], "task": "tabular_classification", "target": "left"},
+            "model": {"framework": "lightgbm", "config": {"model_type": "lightgbm"}},
+        }
+    )
+
+
+def found(address):
+    ((file, _),) = find_inputs(settings(address).data).files
+    return file
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    yield
+    feature_store.feature_table.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffix", "what"),
+    [("csv", "service=churn"), ("parquet", "features=orders:spent,prices:price")],
+)
+def test_each_row_has_its_features_at_its_time_and_none_is_lost(shop, tmp_path, suffix, what):
+    labels = tmp_path / f"labels.{suffix}"
+    LABELS.to_csv(labels, index=False) if suffix == "csv" else LABELS.to_parquet(labels)
+
+    file = found(f"feast:{shop}?{what}&entities={labels}")
+
+    table = pq.read_table(file.location).to_pandas()
+    assert table.columns.tolist() == ["customer", "event_timestamp", "left", "spent", "price"]
+    pd.testing.assert_frame_equal(table[LABELS.columns], LABELS, check_dtype=False)
+    wanted = expected()
+    assert [None if pd.isna(value) else value for value in table["spent"]] == wanted
+    assert wanted.count(None) == 5
+    assert table["price"].tolist() == [2.0 if day == 90 else 1.0 for day in DAYS]
+
+
+@pytest.mark.slow
+def test_a_service_may_join_by_another_column_and_a_key_may_be_missing(shop, tmp_path):
+    friends = LABELS.assign(friend=[None, *LABELS["customer"][1:]], customer=0)
+    friends.to_parquet(tmp_path / "labels.parquet")
+    table = pq.read_table(
+        found(f"feast:{shop}?service=friends&entities={tmp_path / 'labels.parquet'}").location
+    ).to_pandas()
+    assert table["customer"].eq(0).all()
+    wanted = [
+        spent(*row) for row in LABELS[["customer", "event_timestamp"]].itertuples(index=False)
+    ]
+    values = [None if pd.isna(value) else value for value in table["spent"]]
+    assert values == [None, *wanted[1:]]
+
+
+@pytest.mark.slow
+def test_digest_follows_what_the_store_has_and_nothing_else(shop, tmp_path):
+    labels = tmp_path / "labels.csv"
+    LABELS.to_csv(labels, index=False)
+    address, orders = f"feast:{shop}?service=churn&entities={labels}", shop / "orders.parquet"
+    first = found(address).digest()
+    assert found(address).digest() == first
+    feature_store.feature_table.cache_clear()
+    assert found(address).digest() == first
+    before = orders.read_bytes()
+    frame = pd.read_parquet(orders)
+    frame.assign(spent=frame["spent"] + 1).to_parquet(orders)
+    try:
+        assert found(address).digest() == first, "one process has one state of the store"
+        feature_store.feature_table.cache_clear()
+        assert found(address).digest() != first
+    finally:
+        orders.write_bytes(before)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_joined_is_refused(shop, tmp_path):
+    def refused(labels, why, what="service=churn"):
+        labels.to_csv(tmp_path / "labels.csv", index=False)
+        feature_store.feature_table.cache_clear()
+        with pytest.raises(BadInput, match=why) as raised:
+            found(f"feast:{shop}?{what}&entities={tmp_path / 'labels.csv'}")
+        assert raised.value.message.startswith(f"data.source = 'feast:{shop}?")
+
+    refused(LABELS.drop(columns="event_timestamp"), "has no column event_timestamp")
+    refused(LABELS.assign(event_timestamp="soon"), "event_timestamp of .* is no time")
+    refused(LABELS.assign(event_timestamp=[None, *LABELS["event_timestamp"][1:]]), "1 rows of")
+    refused(LABELS[:0], "has no rows")
+    refused(LABELS.drop(columns="customer"), "orders joins by customer, which .* has not")
+    refused(
+        LABELS.assign(customer=77),
+        "none of the 10 rows of .* has a feature",
+        "features=orders:spent",
+    )
+    refused(LABELS.assign(spent=1), "the feature spent of orders and a column of .* have one name")
+    refused(LABELS, "Feature service no does not exist", "service=no")
+    refused(LABELS, "the store has not a feature no in orders", "features=orders:no")
+    refused(LABELS, "the store has not the view no", "features=no:spent")
+    refused(LABELS, "computed is computed on demand", "features=computed:twice")
+
+
+def test_address_is_checked_before_anything_is_read(tmp_path, monkeypatch):
+    for rest, why in (
+        ("", "give feast:FOLDER"),
+        ("shop?service=a", "names nothing"),
+        ("shop?entities=a.csv", "names no features"),
+        ("shop?service=a&features=b:c&entities=a.csv", "or a service beside them"),
+        ("shop?service=a&entities=a.csv&when=now", "unknown option when"),
+        ("shop?service=a&service=b&entities=a.csv", "given twice"),
+        ("shop?features=b&entities=a.csv", "'b' is no feature"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            settings(f"feast:{rest}")
+    (tmp_path / "labels.csv").write_text("a\n1\n")
+    with pytest.raises(BadInput, match=r"has no feature_store\.yaml"):
+        found(f"feast:{tmp_path}?service=a&entities={tmp_path / 'labels.csv'}")
+    config = settings(f"feast:{tmp_path}/shop?service=a&entities={tmp_path / 'absent.csv'}")
+    with pytest.raises(ConfigError) as raised:
+        check_here(config)
+    assert [problem.value for problem in raised.value.problems] == [
+        repr(f"{tmp_path}/shop"),
+        repr(f"{tmp_path}/absent.csv"),
+    ]
+    with pytest.raises(ConfigError, match="is a path on this machine"):
+        check_submitted(config)
+    monkeypatch.setattr(feature_store, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="Feast is not installed") as missing:
+        found(f"feast:{tmp_path}?service=a&entities={tmp_path / 'labels.csv'}")
+    assert "steadytrain[feast]" in missing.value.remedy
