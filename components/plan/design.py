@@ -179,9 +179,10 @@ class Storage(_Part):
     data_gb: float | None
     checkpoints_gb: float | None = Field(
         description="Weights and the optimizer's state of trained parameters, for the checkpoints "
-        "that training.save_total_limit keeps, the best one and the one that is being written."
+        "that training.save_total_limit keeps, the best one and the one that is being written. Of "
+        "boosted trees, the most that they can take; of other learners, as a few steps have it."
     )
-    model_gb: float | None = Field(description="The exported weights.")
+    model_gb: float | None = Field(description="The exported weights, or what else was learned.")
     total_gb: float = Field(description="Of what is known.")
     available_gb: float | None
 
@@ -381,17 +382,16 @@ def source_bytes(config: RunConfig) -> int | None:
 
 def storage_of(plan: AnyPlan, config: RunConfig, given: Given) -> Storage:
     """Return the disk space of a run."""
-    trained, model = plan.stored_weights
     kept = config.training.save_total_limit + 2
     data = None if given.data_bytes is None else 2 * given.data_bytes / 1e9
-    # A weight and two moments, in 32 bits each.
-    checkpoints = None if trained is None else 12 * trained * kept / 1e9
-    weights = None if model is None else 4 * model / 1e9
+    stored = plan.stored
+    checkpoints = None if stored is None else kept * stored.checkpoint / 1e9
+    model = None if stored is None else stored.model / 1e9
     return Storage(
         data_gb=data,
         checkpoints_gb=checkpoints,
-        model_gb=weights,
-        total_gb=sum(part or 0.0 for part in (data, checkpoints, weights)),
+        model_gb=model,
+        total_gb=sum(part or 0.0 for part in (data, checkpoints, model)),
         available_gb=None if given.disk is None else given.disk / 1e9,
     )
 

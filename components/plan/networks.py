@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain.components.memory.random_model import LiveTensors, fake, fake_mode
 from steadytrain.components.plan.prepared_sample import KnownData
+from steadytrain.components.plan.stored import Stored
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
@@ -86,9 +87,9 @@ class NetworkPlan:
         return self.memory <= self.usable
 
     @property
-    def stored_weights(self) -> tuple[int, int]:
-        """Numbers of trained and of exported parameters."""
-        return self.trained, self.parameters
+    def stored(self) -> Stored:
+        """What a checkpoint and the model take on disk."""
+        return Stored.of_weights(self.trained, self.parameters)
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan for programs."""

@@ -25,6 +25,7 @@ from steadytrain.components.plan.offer import (
 )
 from steadytrain.components.plan.problems import problems, remarks, remedies
 from steadytrain.components.plan.sample import sample
+from steadytrain.components.plan.stored import Stored
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL
 from steadytrain.components.shared.config.fields import Decision
@@ -100,11 +101,11 @@ class Plan:
         return bool(known) and (machine.gpu.cuda or machine.ranks == 1)
 
     @property
-    def stored_weights(self) -> tuple[int, int]:
-        """Numbers of trained and of exported parameters."""
+    def stored(self) -> Stored:
+        """What a checkpoint and the model take on disk."""
         adapter = self.choice.setting.adapter
         alone = adapter.freezes and not adapter.merge
-        return self.trained, self.trained if alone else self.job.shape.parameters
+        return Stored.of_weights(self.trained, self.trained if alone else self.job.shape.parameters)
 
     @property
     def fallbacks(self) -> list[str]:

@@ -8,7 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final
 
 from steadytrain.components.plan.prepared_sample import KnownData
-from steadytrain.components.plan.step_time import cost_line, mean_seconds, seconds_of_a_step
+from steadytrain.components.plan.step_time import (
+    Measured,
+    cost_line,
+    mean_seconds,
+    measured,
+)
+from steadytrain.components.plan.stored import Stored
 from steadytrain.components.series.boosting import BoostingLearner
 from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
@@ -37,6 +43,7 @@ class SeriesPlan:
     step_seconds: measured on this machine; None if that was not asked for.
     usd_per_hour: of the cores that it trains on; None if their price is unknown, or on GPUs.
     prices: where that is from.
+    stored: after all steps; None if no step was measured, unless it is a network.
     """
 
     framework: str
@@ -53,17 +60,13 @@ class SeriesPlan:
     usd_per_hour: float | None
     prices: str
     remarks: list[str]
+    stored: Stored | None
     works: ClassVar = True
 
     @property
     def seconds(self) -> float | None:
         """How long all steps take, without validation."""
         return None if self.step_seconds is None else self.steps * self.step_seconds
-
-    @property
-    def stored_weights(self) -> tuple[int | None, int | None]:
-        """Numbers of trained and of exported parameters; None if it has none."""
-        return self.parameters or None, self.parameters or None
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan for programs."""
@@ -106,9 +109,10 @@ def plan_series(
     series, training = read_series(data), config.training
     framework, model_type = config.model.framework, str(config.model.config.get("model_type"))
     rows, whole = known.rows, total_steps(training, 1, 1)
-    parameters = 0
+    parameters, seconds, stored = 0, None, None
     if framework == "pytorch":
         features, parameters, memory, seconds = _network(config, known, calibrate)
+        stored = Stored.of_weights(parameters, parameters)
         whole = total_steps(training, rows, training.global_batch_size)
     elif framework == ENSEMBLE:
         ensemble = SeriesEnsembleLearner(config, data)
@@ -117,12 +121,18 @@ def plan_series(
             _of_member(ensemble, index, known, calibrate) for index in range(len(ensemble.members))
         ]
         rows, features, memory = (max(it) for it in zip(*(part[:3] for part in parts), strict=True))
-        steps = [item.max_steps for item in ensemble.members]
-        times = [count * (part[3] or 0.0) for count, part in zip(steps, parts, strict=True)]
-        seconds = sum(times) / len(times) if calibrate else None
+        if steps := [step for *_, step in parts if step]:
+            counts = [item.max_steps for item in ensemble.members]
+            times = [count * step.seconds for count, step in zip(counts, steps, strict=True)]
+            seconds = sum(times) / len(times)
+            stored = Stored.total(step.stored for step in steps)
     else:
         learner = BoostingLearner if framework == "mlforecast" else StatisticalLearner
-        rows, features, memory, seconds = _of_learner(learner(config, data), known, calibrate)
+        rows, features, memory, step = _of_learner(
+            learner(config, data), known, whole if calibrate else 0
+        )
+        if step:
+            seconds, stored = step.seconds, step.stored
     return SeriesPlan(
         framework=framework,
         model=model_type,
@@ -138,6 +148,7 @@ def plan_series(
         usd_per_hour=_price(config.compute, prices.core),
         prices=prices.origin,
         remarks=list(series.remarks()),
+        stored=stored,
     )
 
 
@@ -150,25 +161,27 @@ def _price(compute: ComputeConfig, core: float | None) -> float | None:
 
 def _of_member(
     ensemble: SeriesEnsembleLearner, index: int, known: KnownData, calibrate: bool
-) -> tuple[int, int, int, float | None]:
+) -> tuple[int, int, int, Measured | None]:
     """Return the same of a member as `_of_learner`."""
+    steps = ensemble.members[index].max_steps if calibrate else 0
     if ensemble.members[index].framework != "pytorch":
-        return _of_learner(ensemble.member(index), known, calibrate)
-    features, _, memory, seconds = _network(ensemble.configs[index], known, calibrate)
-    return known.rows, features, memory, seconds
+        return _of_learner(ensemble.member(index), known, steps)
+    features, weights, memory, seconds = _network(ensemble.configs[index], known, calibrate)
+    stored = Stored.of_weights(weights, weights)
+    return known.rows, features, memory, None if seconds is None else Measured(seconds, stored)
 
 
 def _of_learner(
-    learner: BoostingLearner | StatisticalLearner, known: KnownData, calibrate: bool
-) -> tuple[int, int, int, float | None]:
-    """Return rows, features, memory, and the seconds of a step."""
-    seconds = seconds_of_a_step(learner) * known.scale if calibrate else None
+    learner: BoostingLearner | StatisticalLearner, known: KnownData, steps: int
+) -> tuple[int, int, int, Measured | None]:
+    """Return rows, features, memory, and its steps, measured if there are any."""
+    step = measured(learner, steps, known.scale) if steps else None
     if isinstance(learner, StatisticalLearner):
         rows = round(len(learner.past) * known.scale)
-        return rows, 0, rows * _DOUBLE, seconds
+        return rows, 0, rows * _DOUBLE, step
     features = learner.matrix.shape[1]
     rows = round(len(learner.matrix) * known.scale)
-    return rows, features, rows * features * (_DOUBLE + _BIN), seconds
+    return rows, features, rows * features * (_DOUBLE + _BIN), step
 
 
 def _network(

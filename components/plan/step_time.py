@@ -1,11 +1,15 @@
-"""The time of a step that has no formula, measured on this machine, and what it costs."""
+"""A step that has no formula, measured on this machine: its time, its cost, and what it stores."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from steadytrain.components.plan.stored import Stored
 from steadytrain.components.train.framework import Learner
 
 _STEPS: Final = 3
@@ -13,18 +17,54 @@ _LONG_SECONDS: Final = 5.0
 """A step that takes longer is not repeated."""
 
 
-def seconds_of_a_step(learner: Learner) -> float:
-    """Return the mean seconds of a learner's step on all its rows."""
-    return mean_seconds(lambda: learner.learn((), learning_rate_scale=1.0))
+@dataclass(frozen=True)
+class Measured:
+    """A learner's step, and what all steps store.
+
+    seconds: mean of a step on all rows.
+    stored: after the last step.
+    """
+
+    seconds: float
+    stored: Stored
 
 
-def mean_seconds(step: Callable[[], object]) -> float:
-    """Return the mean seconds of a step, without the first of several, which also prepares."""
+def measured(learner: Learner, steps: int, scale: float = 1.0) -> Measured:
+    """Measure a learner's steps on all its rows.
+
+    Args:
+        steps: that a run takes at most. What a few store is extrapolated to them.
+        scale: rows that the run has, for each of the learner's.
+    """
+    sizes = list[Stored]()
+    seconds = mean_seconds(
+        lambda: learner.learn((), learning_rate_scale=1.0), lambda: sizes.append(_stored(learner))
+    )
+    stored = sizes[0].grown_to(steps, sizes[-1], len(sizes))
+    larger = scale if getattr(learner, "stores_rows", False) else 1.0
+    return Measured(seconds * scale, stored.times(larger))
+
+
+def _stored(learner: Learner) -> Stored:
+    state = sum(array.nbytes for array in learner.state().values())
+    with tempfile.TemporaryDirectory() as folder:
+        learner.export(Path(folder))
+        files = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
+    return Stored(state, sum(files))
+
+
+def mean_seconds(step: Callable[[], object], after: Callable[[], object] = lambda: None) -> float:
+    """Return the mean seconds of a step, without the first of several, which also prepares.
+
+    Args:
+        after: is called after each step, and not timed.
+    """
     seconds = list[float]()
     while len(seconds) < _STEPS and sum(seconds) < _LONG_SECONDS:
         began = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - began)
+        after()
     later = seconds[1:] or seconds
     return sum(later) / len(later)
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from steadytrain.components.plan.prepared_sample import known_data
-from steadytrain.components.plan.step_time import cost_line, seconds_of_a_step
+from steadytrain.components.plan.step_time import Measured, cost_line, measured
+from steadytrain.components.plan.stored import Stored
 from steadytrain.components.preprocess.data_card import first_records
 from steadytrain.components.preprocess.inputs import inputs_of
 from steadytrain.components.preprocess.validate import Checked, no_records
@@ -47,6 +48,18 @@ _VALUES_PER_SECOND: Final = (1e8, 3.2e8)
 (200,000 and 400,000 rows of 30 columns); the slow one is an assumption."""
 _BYTES: Final = 8
 """Of a value: the matrix is in float64."""
+_BYTES_OF_TREES: Final = {
+    "lightgbm": (4_200, 260, 110, 0),
+    "xgboost": (1_000, 300, 175, 0),
+    "catboost": (10_000, 300, 18, 9),
+}
+"""Bytes of a step's trees, and more for each tree, leaf, and further output of a leaf. Only leaves of
+CatBoost have several; the others grow a tree for each. Trees with 31 to 127 leaves, for two and for
+five classes, took 4 to 25 % less."""
+_LEAVES: Final = 31
+"""Most leaves of a tree by LightGBM's default, and of one that CatBoost grows by leaves."""
+_DEEPEST: Final = 40
+"""Levels beyond which a limit on them limits nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class TablePlan:
     timed_by: where the hours are from.
     usd_per_hour: of the cores that it trains on; None if their price is unknown.
     prices: where that is from.
+    stored: at most, after all steps. None if it is not known.
     """
 
     framework: str
@@ -81,8 +95,8 @@ class TablePlan:
     unknown_time: str
     usd_per_hour: float | None
     prices: str
+    stored: Stored | None
     works: ClassVar = True
-    stored_weights: ClassVar = (None, None)
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan for programs."""
@@ -144,11 +158,12 @@ def plan_table(
     timed_by = "formula"
     if config.model.framework in _BOOSTED and not calibrate:
         time, unknown = _hours(config, rows, width, steps * models, threads or 1)
+        stored = _stored_trees(config, rows, labels, steps * models)
     elif calibrate or hours:
         timed_by = "a step on this machine"
-        time, unknown = _measured(config, steps, data_bytes, strict=calibrate)
+        time, stored, unknown = _of_steps(config, steps, data_bytes, strict=calibrate)
     else:
-        time, unknown = None, "`steadytrain plan FILE` times a step"
+        time, stored, unknown = None, None, "`steadytrain plan FILE` times a step"
     return TablePlan(
         framework=config.model.framework,
         model=str(config.model.config["model_type"]),
@@ -165,28 +180,30 @@ def plan_table(
         unknown_time=unknown,
         usd_per_hour=None if prices.core is None else prices.core * (threads or 1),
         prices=prices.origin,
+        stored=stored,
     )
 
 
-def _measured(
+def _of_steps(
     config: RunConfig, steps: int, data_bytes: int | None, *, strict: bool
-) -> tuple[Span | None, str]:
-    """Return the same as `_hours`, from a real step.
+) -> tuple[Span | None, Stored | None, str]:
+    """Return the same as `_hours`, and what is stored, from real steps.
 
     Args:
         strict: whether to raise the error of a step that cannot be timed.
     """
     try:
-        hours = steps * _seconds_of_a_step(config, data_bytes) / 3600
+        step = _measured(config, steps, data_bytes)
     except (BadInput, DataError) as error:
         if strict:
             raise
-        return None, f"a step cannot be timed here: {error.message}"
-    return Span(hours, hours), ""
+        return None, None, f"a step cannot be timed here: {error.message}"
+    hours = steps * step.seconds / 3600
+    return Span(hours, hours), step.stored, ""
 
 
-def _seconds_of_a_step(config: RunConfig, data_bytes: int | None) -> float:
-    """Return how long a step on all records takes, from a real one.
+def _measured(config: RunConfig, steps: int, data_bytes: int | None) -> Measured:
+    """Measure real steps.
 
     Raises:
         BadInput, DataError: the data or the model cannot be used here.
@@ -199,7 +216,36 @@ def _seconds_of_a_step(config: RunConfig, data_bytes: int | None) -> float:
             remedy="time a run",
         )
     with known_data(config, data_bytes) as known:
-        return seconds_of_a_step(new(config, known.record)) * known.scale
+        return measured(new(config, known.record), steps, known.scale)
+
+
+def _stored_trees(config: RunConfig, rows: int | None, labels: int, steps: int) -> Stored | None:
+    """Return the most that boosted trees store: all trees with as many leaves as they may have.
+
+    None if nothing limits the leaves but a number of rows that is not known.
+
+    Args:
+        labels: number of classes; 0 for numbers.
+        steps: all steps, of all models.
+    """
+    given, framework = config.model.config, config.model.framework
+    by_leaves = framework == "lightgbm" or given.get("grow_policy") in ("lossguide", "Lossguide")
+    depth = next(
+        (int(given[name]) for name in ("max_depth", "depth") if given.get(name) is not None),
+        0 if by_leaves else _DEPTH,
+    )
+    leaves = given.get("num_leaves", given.get("max_leaves"))
+    if leaves is None and by_leaves and framework != "xgboost":
+        leaves = _LEAVES
+    limits = [2 ** min(depth, _DEEPEST)] if depth > 0 else []
+    limits += [int(limit) for limit in (leaves, rows) if limit]
+    if not limits:
+        return None
+    outputs = labels if labels > 2 and config.data.task != TABULAR_MULTI_LABEL else 1
+    step, tree, leaf, output = _BYTES_OF_TREES[framework]
+    trees = int(given.get("rounds_per_step", ROUNDS)) * (1 if output else outputs)
+    size = steps * (step + trees * (tree + min(limits) * (leaf + output * (outputs - 1))))
+    return Stored(size, size)
 
 
 def _hours(

@@ -394,12 +394,20 @@ def _check_columns(
                 for column, field in named.items()
                 if (near := _nearest(column, existing))
             ]
+            if delimiter := _delimiter_in(existing):
+                close = [f"set data.csv.delimiter to {delimiter!r}"]
             raise DataError(
                 f"no record{of} has the column {columns_text}; the existing columns are "
                 f"{', '.join(map(readable, sorted(existing)))}",
                 remedy=", or ".join([*close, f"name one of these columns in {where}"])
                 + f", or leave it out of {FEATURES}" * (FEATURES in named.values()),
             )
+
+
+def _delimiter_in(existing: Iterable[str]) -> str:
+    """Return what would part the name of the only column; "" if there are several."""
+    first, *others = existing
+    return "" if others else next((each for each in ",;\t|" if each in first), "")
 
 
 def _nearest(column: str, existing: Iterable[str]) -> str:

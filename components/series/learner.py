@@ -76,6 +76,7 @@ class StatisticalLearner(SeriesLearner):
     """
 
     libraries = ("statsforecast.models",)
+    stores_rows = True
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         given = dict(config.model.config)

@@ -113,6 +113,7 @@ class NeighborsLearner(StandardizingLearner):
     """The records of the training side themselves; one step suffices."""
 
     model_type = "knn"
+    stores_rows = True
     weighs = False
     needs_classes = False
     settings = ("n_neighbors", "weights")

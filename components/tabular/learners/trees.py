@@ -65,6 +65,7 @@ class ForestLearner(SklearnTreesLearner):
         *("bootstrap", "max_samples"),
     )
     has_rate = False
+    stores_rows = True
     estimators: tuple[str, str]
 
     def base(self) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from typer.testing import CliRunner
 
 from steadytrain.components.automl.task import task_of
 from steadytrain.components.plan import tables
+from steadytrain.components.plan.prepared_sample import known_data
 from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.train.step import load_trainer
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.questionnaire import Answers, Questionnaire, unasked
 from steadytrain.pipelines.sources import Selection
@@ -126,6 +129,86 @@ def test_design_of_a_table_costs_what_its_cores_cost(linear, tmp_path):
     assert (cost["hourly_cost_usd"], cost["unknown"]) == (7, [])
     assert cost["total_cost_usd"] == pytest.approx(7 * cost["estimated_duration_hours"])
     assert cost["total_cost_usd"] > 0
+
+
+def stored_by(config, steps):
+    """Return the bytes of the state and of the exported files after some real steps."""
+    with known_data(config) as known, tempfile.TemporaryDirectory() as folder:
+        learner = load_trainer(config.model.framework).learner(config, known.record)
+        for _ in range(steps):
+            learner.learn((), learning_rate_scale=1.0)
+        learner.export(Path(folder))
+        files = sum(path.stat().st_size for path in Path(folder).iterdir())
+        return sum(array.nbytes for array in learner.state().values()), files
+
+
+STEPS = 6
+BOOSTED = [
+    ("lightgbm", {"num_leaves": 7}),
+    ("lightgbm", {"max_depth": 2}),
+    ("xgboost", {"max_depth": 3}),
+    ("xgboost", {"grow_policy": "lossguide", "max_leaves": 6}),
+    ("catboost", {"depth": 4}),
+    ("catboost", {"rounds_per_step": 1}),
+]
+
+
+def vote(framework, model, **data):
+    return load(
+        "vote",
+        {
+            "training.max_steps": STEPS,
+            "model.framework": framework,
+            "model.config": model,
+            **data,
+        },
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("framework", "given"), BOOSTED)
+@pytest.mark.parametrize("target", ["vote", "educ"])
+def test_boosted_trees_store_at_most_what_the_plan_says(framework, given, target):
+    # Of education, there are seven classes.
+    data = {"data.target": target} | ({"data.labels": None} if target == "educ" else {})
+    config = vote(framework, {"model_type": framework, **given}, **data)
+    planned = plan_table(config).stored.checkpoint
+    state, _ = stored_by(config, STEPS)
+    assert state <= planned <= 2 * state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [
+        *(("sklearn", name) for name in ("random_forest", "hist_boosting", "linear", "knn")),
+        ("pytorch_tables", "mlp"),
+    ],
+)
+def test_other_models_store_what_a_few_steps_let_expect(framework, model):
+    config = vote(framework, {"model_type": model})
+    planned = plan_table(config, hours=True).stored
+    state, files = stored_by(config, STEPS)
+    assert planned.checkpoint == pytest.approx(state, rel=0.1)
+    assert planned.model == pytest.approx(files, rel=0.1)
+
+
+def test_neighbors_of_more_records_are_a_larger_model(linear):
+    model = {"framework": "sklearn", "config": {"model_type": "knn", "n_neighbors": 2}}
+    config = linear.model_copy(update={"model": linear.model.model_copy(update=model)})
+    few, many = (
+        plan_table(found, times * Path(config.data.source[0]).stat().st_size, hours=True).stored
+        for found, times in ((config, 1), (config, 100))
+    )
+    assert many.model > 50 * few.model
+
+
+def test_trees_without_any_limit_have_no_size_before_their_rows_are_known(config, monkeypatch):
+    model = {"framework": "xgboost", "config": {"model_type": "xgboost", "max_depth": 0}}
+    deep = config.model_copy(update={"model": config.model.model_copy(update=model)})
+    assert plan_table(deep).stored.model > 0
+    monkeypatch.setattr(tables, "_READ", 30)
+    assert plan_table(deep).stored is None
 
 
 def test_time_that_cannot_be_measured_says_why(linear, monkeypatch):

@@ -174,6 +174,15 @@ def test_fix_for_a_column_that_the_data_do_not_have_names_field_and_nearest_colu
     assert caught.value.remedy.partition(";")[0] == remedy
 
 
+def test_fix_for_a_table_with_another_delimiter_names_it(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("age;target\n" + "".join(f"{row};{row % 2}\n" for row in range(9)))
+    given = {"data.source": [str(path)], "data.csv": {"delimiter": "|"}, "output": str(tmp_path)}
+    with pytest.raises(DataError, match="the existing columns are age;target") as caught:
+        preprocess(load("tabular", {**given, "data.target": "target"}))
+    assert caught.value.remedy.startswith("set data.csv.delimiter to ';', or name one of")
+
+
 def test_target_is_required():
     with pytest.raises(ConfigError, match=r"data\.target"):
         load("tabular", ["data.target=null"])
