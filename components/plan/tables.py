@@ -53,9 +53,9 @@ _BYTES_OF_TREES: Final = {
     "xgboost": (1_000, 300, 175, 0),
     "catboost": (10_000, 300, 18, 9),
 }
-"""Bytes of a step's trees, and more for each tree, leaf, and further output of a leaf. Only leaves of
-CatBoost have several; the others grow a tree for each. Trees with 31 to 127 leaves, for two and for
-five classes, took 4 to 25 % less."""
+"""Bytes of a step's trees, and more for each tree, leaf, and further output of a leaf: only leaves
+of CatBoost have several, the others grow a tree for each. Trees with 31 to 127 leaves, for two and
+for five classes, took 4 to 25 % less."""
 _LEAVES: Final = 31
 """Most leaves of a tree by LightGBM's default, and of one that CatBoost grows by leaves."""
 _DEEPEST: Final = 40
