@@ -54,10 +54,11 @@ def test_plan_costs_what_the_provider_asks(configure):
     assert plan.offer.usd.high == pytest.approx(6.88 * plan.offer.hours.high)
     assert plan.offer.spot_usd is None
     text = render(plan)
-    assert "aws's list prices as published, checked 2026-06-17 to 2026-11-09" in text
-    assert {offer.gpu for offer in plan.cheapest} == {"A10", "A100-40", "A100-80", "H100", "H200"}
-    assert "no price, so not in the order above: 13 (RTX4060, " in text
-    assert "T4" in [offer.gpu for offer in plan.without_price]
+    assert "aws's list prices as published, checked 2026-01-21 to 2026-11-09" in text
+    of_aws = {"T4", "V100", "V100-16", "A10", "A100-40", "A100-80", "L4", "L40S"}
+    assert {offer.gpu for offer in plan.cheapest} == of_aws | {"H100", "H200", "B200"}
+    assert "no price, so not in the order above: 7 (RTX4060, " in text
+    assert "A30" in [offer.gpu for offer in plan.without_price]
     assert plan.as_data()["prices"] == origin
 
 
