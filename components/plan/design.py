@@ -458,7 +458,7 @@ def design_of_series(
         [],
         pipeline(pods),
         ranks,
-        _cost_on(plan, config, device, Span(hours, hours) if hours else None, timed),
+        _cost_on(plan, config, device, Span.of(hours) if hours else None, timed),
         storage_of(plan, config, given),
     )
 

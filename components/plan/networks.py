@@ -18,10 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain.components.memory.random_model import LiveTensors, fake, fake_mode
 from steadytrain.components.plan.prepared_sample import KnownData
+from steadytrain.components.plan.step_time import time_lines
 from steadytrain.components.plan.stored import Stored
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.fit import SPARE
 from steadytrain.components.sizing.hardware import OWN_PRICES, TFLOPS_OF_A_UNIT, Gpu
@@ -109,11 +110,7 @@ class NetworkPlan:
         yield f"speed    {speed.low:,.3g} to {speed.high:,.3g} records a second ({self.speed_from})"
         yield f"steps    {self.steps:,}, of {self.rows:,} records of the training side"
         yield f"         by {self.rows_from}"
-        low, high = (duration(one * 3600) for one in (self.hours.low, self.hours.high))
-        yield f"time     {low} to {high}, without validation"
-        if self.usd_per_hour is not None:
-            cost = self.hours.times(self.usd_per_hour)
-            yield f"cost     {cost.low:.2f} to {cost.high:.2f} USD"
+        yield from time_lines(self.hours, "", self.usd_per_hour)
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.components.plan.step_time import (
     Measured,
-    cost_line,
     mean_seconds,
     measured,
+    time_lines,
 )
 from steadytrain.components.plan.stored import Stored
 from steadytrain.components.series.boosting import BoostingLearner
@@ -23,6 +23,7 @@ from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.hardware import PriceTable, cores_of_rank
 from steadytrain.components.sizing.length import total_steps
+from steadytrain.components.sizing.time_cost import Span
 from steadytrain.components.train.framework.ensemble import ENSEMBLE
 
 _DOUBLE, _SINGLE, _BIN = 8, 4, 1
@@ -83,13 +84,11 @@ class SeriesPlan:
         yield f"reads    {reads}, to forecast {self.horizon:,} times"
         yield f"memory   {size(self.memory)}, beside the libraries"
         yield f"steps    {self.steps:,}"
-        yield (
-            "time     not measured"
-            if self.seconds is None or self.step_seconds is None
-            else f"time     {duration(self.seconds)}: {duration(self.step_seconds)} for a step on "
-            "this machine, measured; validation comes on top"
-        )
-        yield from cost_line(self.seconds, self.usd_per_hour)
+        if self.seconds is None or self.step_seconds is None:
+            yield "time     not measured"
+        else:
+            source = f": {duration(self.step_seconds)} for a step on this machine"
+            yield from time_lines(Span.of(self.seconds / 3600), source, self.usd_per_hour)
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.plan.stored import Stored
+from steadytrain.components.shared.quantities import durations
+from steadytrain.components.sizing.time_cost import Span
 from steadytrain.components.train.framework import Learner
 
 _STEPS: Final = 3
@@ -69,7 +71,14 @@ def mean_seconds(step: Callable[[], object], after: Callable[[], object] = lambd
     return sum(later) / len(later)
 
 
-def cost_line(seconds: float | None, usd_per_hour: float | None) -> Iterator[str]:
-    """Yield what a plan says of the cost for people, if it is known."""
-    if seconds is not None and usd_per_hour is not None:
-        yield f"cost     {seconds / 3600 * usd_per_hour:.3g} USD, at {usd_per_hour:.3g} an hour"
+def time_lines(hours: Span, source: str, usd_per_hour: float | None) -> Iterator[str]:
+    """Yield what a plan says of time and cost for people.
+
+    Args:
+        source: what the hours come from, after a space; "" if that is said elsewhere.
+        usd_per_hour: of all devices; None if it is not known.
+    """
+    yield f"time     {durations(hours.low * 3600, hours.high * 3600)}{source}, without validation"
+    if usd_per_hour is not None:
+        ends = dict.fromkeys(f"{end * usd_per_hour:.3g}" for end in (hours.low, hours.high))
+        yield f"cost     {' to '.join(ends)} USD, at {usd_per_hour:.3g} an hour"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from steadytrain.components.plan.prepared_sample import known_data
-from steadytrain.components.plan.step_time import Measured, cost_line, measured
+from steadytrain.components.plan.step_time import Measured, measured, time_lines
 from steadytrain.components.plan.stored import Stored
 from steadytrain.components.preprocess.data_card import first_records
 from steadytrain.components.preprocess.inputs import inputs_of
@@ -20,7 +20,7 @@ from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.components.shared.quantities import durations, size
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.hardware import PriceTable, own_prices
 from steadytrain.components.sizing.length import prepared, total_steps
 from steadytrain.components.sizing.time_cost import Span
@@ -113,9 +113,7 @@ class TablePlan:
         yield f"threads  {unknown if self.threads is None else self.threads}"
         yield f"steps    {self.steps:,}, each with all records of the training side"
         if self.hours is not None:
-            time = durations(self.hours.low * 3600, self.hours.high * 3600)
-            yield f"time     {time} by {self.timed_by}, without validation"
-            yield from cost_line(self.hours.middle * 3600, self.usd_per_hour)
+            yield from time_lines(self.hours, f" by {self.timed_by}", self.usd_per_hour)
         yield f"source   {self.source}"
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
@@ -199,7 +197,7 @@ def _of_steps(
             raise
         return None, None, f"a step cannot be timed here: {error.message}"
     hours = steps * step.seconds / 3600
-    return Span(hours, hours), step.stored, ""
+    return Span.of(hours), step.stored, ""
 
 
 def _measured(config: RunConfig, steps: int, data_bytes: int | None) -> Measured:

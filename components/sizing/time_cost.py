@@ -66,6 +66,11 @@ class Span:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, value: float) -> Span:
+        """Return one value as an interval."""
+        return cls(value, value)
+
     @property
     def middle(self) -> float:
         """The geometric mean, because the ends differ by a factor."""
