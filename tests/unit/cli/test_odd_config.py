@@ -7,7 +7,7 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.config import from_mapping, load, to_parameters
@@ -88,6 +88,7 @@ def test_set_survives_any_text(field, text):
 
 @QUICK
 @given(st.sampled_from(FIELDS), yaml_text)
+@example("training.lr_scheduler_type", "x" * 50_000)
 def test_file_survives_any_text(field, text):
     given_in_a_file(field, text)
 
