@@ -41,8 +41,6 @@ STRATEGIES = "steadytrain.strategies"
 """Objects of the class `config.strategies.StrategySpec`."""
 _OURS = "steadytrain"
 _FIX = "fix or uninstall that package"
-_SHOWN = 100
-"""Characters of an unknown name in an error."""
 
 
 def _installed(group: str) -> EntryPoints:
@@ -197,9 +195,8 @@ def check(group: str, wanted: Iterable[str]) -> None:
 def _unknown(group: str, missing: Iterable[str]) -> BadInput:
     known = ", ".join(names(group))
     install = "install the package that adds it"
-    shown = (name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..." for name in missing)
     return BadInput(
-        f"no installed package has {', '.join(shown)} in {group}",
+        f"no installed package has {', '.join(missing)} in {group}",
         remedy=f"use one of {known}, or {install}" if known else install,
     )
 

@@ -316,6 +316,9 @@ def _explain(item: Mapping[str, Any]) -> Problem:
     location = [part for part in item["loc"] if not _TYPE.match(str(part))]
     field = redact(".".join(map(str, location))) or "configuration"
     kind, message = str(item["type"]), str(item["msg"]).removeprefix("Value error, ")
+    if isinstance(given := item.get("input"), str):
+        # A validator may repeat what it was given, however long that is.
+        message = message.replace(given, shortened(given))
     named = any(names_a_secret(str(part)) for part in location)
     # Redact before shortening, so that no part of a secret remains.
     value = PLACEHOLDER if named else shortened(redact(repr(item.get("input"))))

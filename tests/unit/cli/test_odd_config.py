@@ -89,6 +89,7 @@ def test_set_survives_any_text(field, text):
 @QUICK
 @given(st.sampled_from(FIELDS), yaml_text)
 @example("training.lr_scheduler_type", "x" * 50_000)
+@example("data.csv.encoding", "x" * 50_000)
 def test_file_survives_any_text(field, text):
     given_in_a_file(field, text)
 
