@@ -133,8 +133,10 @@ def test_each_row_has_its_features_at_its_time_and_none_is_lost(shop, tmp_path, 
     labels = tmp_path / f"labels.{suffix}"
     LABELS.to_csv(labels, index=False) if suffix == "csv" else LABELS.to_parquet(labels)
 
-    file = found(f"feast:{shop}?{what}&entities={labels}")
+    address = f"feast:{shop}?{what}&entities={labels}"
+    file = found(address)
 
+    assert file.name == address, "records are named by what the user gave"
     table = pq.read_table(file.location).to_pandas()
     assert table.columns.tolist() == ["customer", "event_timestamp", "left", "spent", "price"]
     given = table[LABELS.columns].astype({"customer": int, "left": int})
