@@ -308,6 +308,11 @@ def test_what_cannot_be_joined_is_refused(shop, tmp_path):
     refused(LABELS, "computed is computed on demand", "features=computed:twice")
 
 
+def test_a_plus_sign_is_part_of_a_name():
+    wanted = FeatureAddress.parse("feast:c++?service=a&entities=c++/labels%20of+May.csv")
+    assert (wanted.folder, wanted.entities) == ("c++", "c++/labels of+May.csv")
+
+
 def test_address_is_checked_before_anything_is_read(tmp_path, monkeypatch):
     for rest, why in (
         ("", "give feast:FOLDER"),
