@@ -30,6 +30,8 @@ TIME: Final = "event_timestamp"
 """Feast's name for the time of an entity's row."""
 _ROW: Final = "steadytrain_row"
 """Column that numbers the rows that Feast is given, since it returns them in any order."""
+_AT: Final = "steadytrain_time"
+_TIMES: Final = "datetime64[us, UTC]"
 
 
 @functools.cache
@@ -83,15 +85,17 @@ def _retrieve(address: str, wanted: FeatureAddress, folder: Path, result: Path) 
         store = FeatureStore(repo_path=str(folder))
         for part in _parts(address, store, wanted):
             if absent := [key for key in part.keys.values() if key not in entities.columns]:
-                why = f"{part.view} joins by {absent[0]}, which {wanted.entities} has not"
+                why = f"{part.view.name} joins by {absent[0]}, which {wanted.entities} has not"
                 raise _refused(address, why, "add the column, or rename one")
             for name in part.features:
                 if name in table.columns:
                     other = "of another view" if name in features else f"of {wanted.entities}"
-                    why = f"the feature {name} of {part.view} and a column {other} have one name"
+                    why = (
+                        f"the feature {name} of {part.view.name} and a column {other} have one name"
+                    )
                     raise _refused(address, why, "rename one of them")
                 features.add(name)
-            for name, values in part.joined(store, entities).items():
+            for name, values in part.joined(address, store, entities).items():
                 table[name] = values.to_numpy()
     except SteadytrainError:
         raise
@@ -120,29 +124,103 @@ class _Part:
     keys: column of the entities by the join key of the view.
     """
 
-    view: str
+    view: Any
     features: Sequence[str]
     keys: Mapping[str, str]
 
-    def joined(self, store: Any, entities: Any) -> Any:
+    def joined(self, address: str, store: Any, entities: Any) -> Any:
         """Return a frame of the features, with a row for each entity's.
 
-        Views are joined one by one, and each key and time once, with a number: of equal keys and
-        times, Feast's file store keeps one, and where a feature of one view has expired, it drops
-        the row with the features of all views.
+        Views are joined one by one, and each key and time once, with a number: where a feature of
+        one view has expired, Feast may drop the row with the features of all views.
         """
         columns = [*self.keys.values(), TIME]
-        known = entities[columns].dropna().drop_duplicates()
+        number = entities.groupby(columns, dropna=False, sort=False).ngroup()
+        known = entities[columns].assign(**{_ROW: number}).dropna().drop_duplicates(_ROW)
         known = known.rename(columns={column: key for key, column in self.keys.items()})
-        found = store.get_historical_features(
-            entity_df=known.assign(**{_ROW: range(len(known))}),
-            features=[f"{self.view}:{name}" for name in self.features],
+        if _has_files(store):
+            found = self._in_files(address, store, known)
+        else:
+            found = self._by_feast(store, known)
+        return found.set_index(_ROW)[list(self.features)].reindex(number)
+
+    def _by_feast(self, store: Any, known: Any) -> Any:
+        return store.get_historical_features(
+            entity_df=known.reset_index(drop=True),
+            features=[f"{self.view.name}:{name}" for name in self.features],
         ).to_df()
-        at = known.index[found[_ROW].astype(int)]
-        first = entities.groupby(columns, dropna=False, sort=False)[TIME].transform(
-            lambda same: same.index[0]
+
+    def _in_files(self, address: str, store: Any, known: Any) -> Any:
+        """Return the rows with their features, from the files that the view reads.
+
+        Feast's own join of files sorts in no stable order, so it may take any of several rows of
+        one time, and loses and mixes up rows of tables with several files.
+        """
+        import pandas as pd
+
+        source, keys = self.view.batch_source, list(self.keys)
+        rows = _table_of(store, source)
+        orders = [source.timestamp_field, source.created_timestamp_column]
+        for name in filter(None, orders):
+            rows[name] = pd.to_datetime(rows[name], utc=True).astype(_TIMES)
+        rows = rows.dropna(subset=[source.timestamp_field, *keys])
+        for name in reversed(list(filter(None, orders))):
+            rows = rows.sort_values(name, kind="stable", na_position="first")
+        for key in keys:
+            known[key], rows[key] = _alike(address, self.view.name, known[key], rows[key])
+        right = rows[list(dict.fromkeys([*keys, *self.features]))].assign(**{_AT: rows[orders[0]]})
+        return pd.merge_asof(
+            known.assign(**{_AT: known[TIME].astype(_TIMES)})
+            .drop(columns=TIME)
+            .sort_values(_AT, kind="stable"),
+            right,
+            on=_AT,
+            by=keys or None,
+            tolerance=self.view.ttl or None,
         )
-        return found[list(self.features)].set_axis(at).reindex(first)
+
+
+def _has_files(store: Any) -> bool:
+    """Return whether a store keeps its tables in Parquet files, which Feast joins by Dask."""
+    from feast.infra.offline_stores.dask import DaskOfflineStoreConfig
+
+    return isinstance(store.config.offline_store, DaskOfflineStoreConfig)
+
+
+def _table_of(store: Any, source: Any) -> Any:
+    """Return all rows of a source of files, by the names that its features have."""
+    import pyarrow.parquet as pq
+    from feast import FileSource
+
+    options = source.file_options
+    filesystem, path = FileSource.create_filesystem_and_path(
+        str(FileSource.get_uri_for_file_path(repo_path=store.repo_path, uri=options.uri)),
+        options.s3_endpoint_override,
+        resolved_credentials=source.resolve_credentials(),
+    )
+    table = pq.read_table(path, filesystem=filesystem).to_pandas()
+    return table.rename(columns=source.field_mapping or {})
+
+
+def _alike(address: str, view: str, given: Any, stored: Any) -> tuple[Any, Any]:
+    """Return keys of entities and of a view in one type, so that equal ones are equal."""
+    import numpy as np
+    import pandas as pd
+    from pandas.api.types import is_numeric_dtype
+
+    key = given.name
+    if not is_numeric_dtype(stored.dtype):
+        if is_numeric_dtype(given.dtype):
+            why = f"{key} is a number in the table of entities, and a text in {view}"
+            raise _refused(address, why, f"write {key} as a text in both")
+        return given.astype(str), stored.astype(str)
+    try:
+        numbers = pd.to_numeric(given).to_numpy()
+    except (ValueError, TypeError) as error:
+        why = f"{key} is a number in {view}, and not in the table of entities: {error}"
+        raise _refused(address, why, f"write {key} as a number in both") from error
+    kind = np.result_type(numbers, stored.to_numpy())
+    return numbers.astype(kind), stored.astype(kind)
 
 
 def _parts(address: str, store: Any, wanted: FeatureAddress) -> Iterator[_Part]:
@@ -150,15 +228,18 @@ def _parts(address: str, store: Any, wanted: FeatureAddress) -> Iterator[_Part]:
     from feast import FeatureView
     from feast.feature_view import DUMMY_ENTITY_ID
 
-    asked = dict[str, tuple[list[str], Mapping[str, str]]]()
+    asked = list[tuple[str, list[str], Mapping[str, str]]]()
     if wanted.service:
+        # A view may be there several times, joined by different columns.
         for view in store.get_feature_service(wanted.service).feature_view_projections:
-            asked[view.name] = ([one.name for one in view.features], view.join_key_map)
-    for feature in wanted.features:
+            asked.append((view.name, [one.name for one in view.features], view.join_key_map))
+    single = dict[str, list[str]]()
+    for feature in dict.fromkeys(wanted.features):
         name, _, field = feature.rpartition(":")
-        asked.setdefault(name, ([], {}))[0].append(field)
+        single.setdefault(name, []).append(field)
+    asked += [(name, features, {}) for name, features in single.items()]
     views = {view.name: view for view in store.list_all_feature_views()}
-    for name, (features, renamed) in asked.items():
+    for name, features, renamed in asked:
         view = views.get(name)
         if view is not None and not isinstance(view, FeatureView):
             why = f"{name} is computed on demand, row by row"
@@ -167,17 +248,18 @@ def _parts(address: str, store: Any, wanted: FeatureAddress) -> Iterator[_Part]:
             what = f"the view {name}" if view is None else f"a feature {unknown[0]} in {name}"
             raise _refused(address, f"the store has not {what}", "name one that it has")
         keys = [key for key in view.join_keys if key != DUMMY_ENTITY_ID]
-        yield _Part(name, features, {key: renamed.get(key, key) for key in keys})
+        yield _Part(view, features, {key: renamed.get(key, key) for key in keys})
 
 
 def _entities(address: str, wanted: FeatureAddress) -> Any:
     import pandas as pd
+    from pandas.api.types import is_datetime64_any_dtype
 
     files = find_files(wanted.entities, [])
     if len(files) != 1:
         why = f"{wanted.entities} has {len(files)} files"
         raise _refused(address, why, "name one table of entities")
-    frame = read_frame(files[0], f"data.source = {address!r}")
+    frame = read_frame(files[0], f"data.source = {address!r}", as_written=True)
     if TIME not in frame.columns:
         raise _refused(
             address,
@@ -187,9 +269,12 @@ def _entities(address: str, wanted: FeatureAddress) -> Any:
     if frame.empty:
         raise _refused(address, f"{wanted.entities} has no rows", "name a table with rows")
     try:
-        frame[TIME] = pd.to_datetime(frame[TIME], utc=True)
+        # Pandas would guess the day and the month of 03/04/2026, and take a number as nanoseconds.
+        if not is_datetime64_any_dtype(frame[TIME]):
+            frame[TIME] = frame[TIME].astype("string")
+        frame[TIME] = pd.to_datetime(frame[TIME], utc=True, format="ISO8601")
     except (ValueError, TypeError) as error:
-        why = f"{TIME} of {wanted.entities} is no time: {redact(str(error))}"
+        why = f"{TIME} of {wanted.entities} is no time: {redact(str(error).partition('. ')[0])}"
         raise _refused(address, why, "write times such as 2026-01-31T12:00:00Z") from error
     if missing := int(frame[TIME].isna().sum()):
         why = f"{missing:,} rows of {wanted.entities} have no {TIME}"

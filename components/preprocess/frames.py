@@ -11,24 +11,27 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.redaction import redact
 
 
-def read_frame(file: SourceFile, what: str) -> Any:
+def read_frame(file: SourceFile, what: str, *, as_written: bool = False) -> Any:
     """Return a file as a frame of pandas.
 
     Args:
         what: names the file's address in errors, as `FIELD = ADDRESS`.
+        as_written: texts stay texts, as in the records of any data: 007 is not 7.
 
     Raises:
         BadInput: it is no table, or cannot be read.
     """
     import pandas as pd
 
+    texts: dict[str, Any] = {"dtype": str} if as_written else {}
+    values: dict[str, Any] = {"dtype": False, "convert_dates": False} if as_written else {}
     readers = {
-        ".csv": pd.read_csv,
-        ".tsv": lambda path: pd.read_csv(path, sep="\t"),
+        ".csv": lambda path: pd.read_csv(path, **texts),
+        ".tsv": lambda path: pd.read_csv(path, sep="\t", **texts),
         ".parquet": pd.read_parquet,
-        ".json": pd.read_json,
-        ".jsonl": lambda path: pd.read_json(path, lines=True),
-        ".ndjson": lambda path: pd.read_json(path, lines=True),
+        ".json": lambda path: pd.read_json(path, **values),
+        ".jsonl": lambda path: pd.read_json(path, lines=True, **values),
+        ".ndjson": lambda path: pd.read_json(path, lines=True, **values),
     }
     read = readers.get(file.suffix.lower())
     if read is None:

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -312,11 +312,11 @@ def find_inputs(data: DataConfig, output: Path | None = None, store: str | None 
     given: dict[str, DeclaredSide] = {}
     left_out: Counter[str] = Counter()
     addresses = [
-        (field, each)
+        (field, each, address)
         for field, address in data.addresses
         for each in _resolved(field, address, data, output, store)
     ]
-    for source, address in addresses:
+    for source, address, given_as in addresses:
         with naming(source):
             if is_dataset(address):
                 datasets[address] = None
@@ -325,6 +325,9 @@ def find_inputs(data: DataConfig, output: Path | None = None, store: str | None 
                     left_out[UNREAD_THERE] += others
             else:
                 files_there = find_files(address, data.exclude, left_out)
+                if is_feature_address(given_as):
+                    # The file itself has another name in each process, and ends with it.
+                    files_there = [replace(each, name=given_as) for each in files_there]
                 if output is not None:
                     files_there = _outside(output, files_there, address, left_out)
                 if named:

@@ -34,7 +34,8 @@ class FeatureAddress:
             ValueError: it is not complete.
         """
         folder, _, query = address.removeprefix(f"{KIND}:").partition("?")
-        pairs = parse_qsl(query, keep_blank_values=True)
+        # A plus sign is part of a name, such as c++, and no blank.
+        pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
         options = dict(pairs)
         if unknown := [name for name, _ in pairs if name not in _OPTIONS]:
             raise ValueError(f"unknown option {unknown[0]}: give {', '.join(_OPTIONS)}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +14,7 @@ from steadytrain.components.preprocess import feature_store
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.feature_address import FeatureAddress
 from steadytrain.pipelines.early_checks import check_here, check_submitted
 
 START = pd.Timestamp("2024-01-01", tz="UTC")
@@ -93,6 +96,13 @@ def expected():
     return [spent(*row) for row in LABELS[["customer", "event_timestamp"]].itertuples(index=False)]
 
 
+def retrieved(address, result):
+    """Return the table at an address, retrieved in this process."""
+    wanted = FeatureAddress.parse(address)
+    list(feature_store._retrieve(address, wanted, Path(wanted.folder), result))
+    return pq.read_table(result).to_pandas()
+
+
 def settings(address):
     return from_mapping(
         {
@@ -123,15 +133,118 @@ def test_each_row_has_its_features_at_its_time_and_none_is_lost(shop, tmp_path, 
     labels = tmp_path / f"labels.{suffix}"
     LABELS.to_csv(labels, index=False) if suffix == "csv" else LABELS.to_parquet(labels)
 
-    file = found(f"feast:{shop}?{what}&entities={labels}")
+    address = f"feast:{shop}?{what}&entities={labels}"
+    file = found(address)
 
+    assert file.name == address, "records are named by what the user gave"
     table = pq.read_table(file.location).to_pandas()
     assert table.columns.tolist() == ["customer", "event_timestamp", "left", "spent", "price"]
-    pd.testing.assert_frame_equal(table[LABELS.columns], LABELS, check_dtype=False)
+    given = table[LABELS.columns].astype({"customer": int, "left": int})
+    pd.testing.assert_frame_equal(given, LABELS, check_dtype=False)
     wanted = expected()
     assert [None if pd.isna(value) else value for value in table["spent"]] == wanted
     assert wanted.count(None) == 5
     assert table["price"].tolist() == [2.0 if day == 90 else 1.0 for day in DAYS]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_not_of_files_joins_itself(shop, tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_store, "_has_files", lambda store: False)
+    LABELS.to_parquet(tmp_path / "labels.parquet")
+    address = f"feast:{shop}?service=churn&entities={tmp_path / 'labels.parquet'}"
+    table = retrieved(address, tmp_path / "result.parquet")
+    assert [None if pd.isna(value) else value for value in table["spent"]] == expected()
+    assert table["price"].tolist() == [2.0 if day == 90 else 1.0 for day in DAYS]
+
+
+def apply(folder, rows, key, features, **source):
+    """Make a store with the view "v" of files that never expires; the service joins it twice."""
+    from feast import Entity, FeatureService, FeatureStore, FeatureView, Field, FileSource
+    from feast.types import Float64
+    from feast.value_type import ValueType
+
+    (folder / "feature_store.yaml").write_text(STORE)
+    (folder / "v").mkdir()
+    for part in range(3):
+        rows[part::3].to_parquet(folder / "v" / f"{part}.parquet", index=False)
+    entity = Entity(name=key, join_keys=[key], value_type=ValueType.STRING)
+    view = FeatureView(
+        name="v",
+        entities=[entity],
+        schema=[Field(name=name, dtype=Float64) for name in features],
+        source=FileSource(path="v", timestamp_field="time", **source),
+        online=False,
+    )
+    twice = [
+        view[[name]].with_name(column).with_join_key_map({key: column})
+        for name, column in zip(features, ("origin", "goal"), strict=False)
+    ]
+    FeatureStore(str(folder)).apply([entity, view, FeatureService(name="twice", features=twice)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zone", [None, "America/New_York"])
+def test_of_rows_of_one_time_the_one_made_last_counts_whatever_the_files(tmp_path, zone):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {
+            "user": rng.choice(["01", "02", "03"], 400),
+            "time": (START + pd.to_timedelta(rng.integers(0, 20, 400), unit="D")),
+            "made": START + pd.to_timedelta(rng.permutation(400), unit="h"),
+            "value": rng.normal(size=400),
+        }
+    )
+    rows["time"] = rows["time"].dt.tz_convert(zone)
+    apply(tmp_path, rows, "user", ["value"], created_timestamp_column="made")
+    labels = pd.DataFrame({"user": rng.choice(["01", "02", "03"], 90), "left": 0})
+    labels["event_timestamp"] = START + pd.to_timedelta(rng.integers(0, 40, 90) * 12 + 6, unit="h")
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+
+    address = f"feast:{tmp_path}?features=v:value&entities={tmp_path / 'labels.csv'}"
+    table = retrieved(address, tmp_path / "result.parquet")
+
+    times = pd.to_datetime(rows["time"], utc=True)
+    for user, time, value in zip(
+        labels["user"], labels["event_timestamp"], table["value"], strict=True
+    ):
+        past = rows[(rows["user"] == user) & (times <= time)]
+        last = past.assign(time=times).sort_values(["time", "made"])["value"].tail(1).tolist()
+        assert last == ([] if pd.isna(value) else [value])
+
+
+@pytest.mark.slow
+def test_a_view_may_be_there_twice_and_texts_stay_texts(tmp_path):
+    rows = pd.DataFrame({"place": [f"{at:03d}" for at in range(9)], "time": START})
+    rows = rows.assign(x=range(9), y=range(10, 19))
+    apply(tmp_path, rows, "place", ["x", "y"])
+    labels = pd.DataFrame(
+        {
+            "origin": ["001", "002"],
+            "goal": ["003", "004"],
+            "zip": ["01234", "1234"],
+            "event_timestamp": ["2024-03-04", "2024-03-05T10:00:00+02:00"],
+        }
+    )
+
+    def table(kind):
+        return retrieved(
+            f"feast:{tmp_path}?service=twice&entities={tmp_path}/labels.{kind}",
+            tmp_path / "result.parquet",
+        )
+
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    labels.to_json(tmp_path / "labels.jsonl", orient="records", lines=True)
+    for found in (table("csv"), table("jsonl")):
+        assert found["x"].tolist() == [1, 2]
+        assert found["y"].tolist() == [13, 14]
+        assert found["zip"].tolist() == ["01234", "1234"]
+    for time in ("03/04/2024", "1709510400"):
+        labels.assign(event_timestamp=time).to_csv(tmp_path / "labels.csv", index=False)
+        with pytest.raises(BadInput, match=r"event_timestamp of .* is no time"):
+            table("csv")
+    labels.assign(goal=[3, 4]).to_parquet(tmp_path / "labels.parquet")
+    with pytest.raises(BadInput, match="place is a number in the table of entities, and a text"):
+        table("parquet")
 
 
 @pytest.mark.slow
@@ -193,6 +306,11 @@ def test_what_cannot_be_joined_is_refused(shop, tmp_path):
     refused(LABELS, "the store has not a feature no in orders", "features=orders:no")
     refused(LABELS, "the store has not the view no", "features=no:spent")
     refused(LABELS, "computed is computed on demand", "features=computed:twice")
+
+
+def test_a_plus_sign_is_part_of_a_name():
+    wanted = FeatureAddress.parse("feast:c++?service=a&entities=c++/labels%20of+May.csv")
+    assert (wanted.folder, wanted.entities) == ("c++", "c++/labels of+May.csv")
 
 
 def test_address_is_checked_before_anything_is_read(tmp_path, monkeypatch):
