@@ -1,13 +1,13 @@
 """Tables of a Feast feature store: the features that each entity had at the time of its record.
 
-Feast joins them to a table of entities. The result is a Parquet file that this process keeps until
-its end, with a row for each row of that table, in its order. So equal features have equal digests.
+Feast joins them to a table of entities. The result is a Parquet file that a command keeps until its
+end, with a row for each row of that table, in its order. So equal features have equal digests.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
+import contextlib
 import os
 import shutil
 import tempfile
@@ -17,32 +17,57 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from steadytrain.components.preprocess.frames import read_frame
 from steadytrain.components.preprocess.parallel import IsolatedProcess
 from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.feature_address import KIND, FeatureAddress
+from steadytrain.components.shared.lease import lock
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.shared.redaction import redact
+from steadytrain.components.shared.retry import FOREVER
 
 TIME: Final = "event_timestamp"
 """Feast's name for the time of an entity's row."""
 _ROW: Final = "steadytrain_row"
 """Column that numbers the rows that Feast is given, since it returns them in any order."""
 _AT: Final = "steadytrain_time"
+_VARIABLE: Final = "STEADYTRAIN_FEATURES"
+"""Tells the processes that a command starts where its tables are."""
+_PREFIX: Final = "steadytrain-features-"
+_OWNER: Final = "owner"
+"""File with the id of the process that removes a folder of tables."""
 _TIMES: Final = "datetime64[us, UTC]"
 
 
-@functools.cache
 def feature_table(address: str) -> Path:
-    """Return a Parquet file with the table at an address. It is retrieved once in this process.
+    """Return a Parquet file with the table at an address.
+
+    It is retrieved once: all processes of a command see one state of the store.
 
     Raises:
         BadInput: the store or the entities cannot be read, or Feast is not installed.
     """
     wanted = FeatureAddress.parse(address)
-    folder = local_path(wanted.folder)
+    folder, home = local_path(wanted.folder), _home()
+    result = home / value_digest([address, str(Path.cwd())]) / "features.parquet"
+    with lock(str(home), "features", wait_seconds=FOREVER):
+        if not result.exists():
+            _check(address, folder)
+            result.parent.mkdir(exist_ok=True)
+            partial = result.with_suffix(".partial")
+            with IsolatedProcess(host_memory()) as isolated:
+                for _ in isolated.iterate(address, _retrieve, address, wanted, folder, partial):
+                    pass
+            partial.rename(result)
+    return result
+
+
+def _check(address: str, folder: Path) -> None:
     if find_spec(KIND) is None:
         raise _refused(
             address,
@@ -52,23 +77,31 @@ def feature_table(address: str) -> Path:
     if not (folder / "feature_store.yaml").is_file():
         why = f"{folder} has no feature_store.yaml"
         raise _refused(address, why, "give the folder of a Feast feature repository")
-    result = _scratch() / "features.parquet"
-    with IsolatedProcess(host_memory()) as isolated:
-        for _ in isolated.iterate(address, _retrieve, address, wanted, folder, result):
-            pass
-    return result
 
 
-def _scratch() -> Path:
-    """Return a new folder that this process removes at its end, and no fork of it."""
-    folder, owner = Path(tempfile.mkdtemp(prefix="steadytrain-features-")), os.getpid()
+def _home() -> Path:
+    """Return the folder of this command's tables, which the first process to ask makes.
+
+    That process removes it at its end. What one that was killed has left is removed here.
+    """
+    home = os.environ.get(_VARIABLE, "")
+    if Path(home, _OWNER).is_file():
+        return Path(home)
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if not psutil.pid_exists(int((left / _OWNER).read_text(encoding="ascii"))):
+                shutil.rmtree(left)
+    made, owner = Path(tempfile.mkdtemp(prefix=_PREFIX)), os.getpid()
+    (made / _OWNER).write_text(str(owner), encoding="ascii")
+    os.environ[_VARIABLE] = str(made)
 
     def remove() -> None:
+        # A fork has this function too.
         if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(made, ignore_errors=True)
 
     atexit.register(remove)
-    return folder
+    return made
 
 
 def _retrieve(address: str, wanted: FeatureAddress, folder: Path, result: Path) -> Iterator[None]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -118,10 +122,17 @@ def found(address):
     return file
 
 
+def begin_command():
+    """Let the next table be retrieved anew, as by another command."""
+    if home := os.environ.pop("STEADYTRAIN_FEATURES", ""):
+        shutil.rmtree(home)
+
+
 @pytest.fixture(autouse=True)
-def forget():
+def alone():
+    begin_command()
     yield
-    feature_store.feature_table.cache_clear()
+    begin_command()
 
 
 @pytest.mark.slow
@@ -269,14 +280,14 @@ def test_digest_follows_what_the_store_has_and_nothing_else(shop, tmp_path):
     address, orders = f"feast:{shop}?service=churn&entities={labels}", shop / "orders.parquet"
     first = found(address).digest()
     assert found(address).digest() == first
-    feature_store.feature_table.cache_clear()
+    begin_command()
     assert found(address).digest() == first
     before = orders.read_bytes()
     frame = pd.read_parquet(orders)
     frame.assign(spent=frame["spent"] + 1).to_parquet(orders)
     try:
-        assert found(address).digest() == first, "one process has one state of the store"
-        feature_store.feature_table.cache_clear()
+        assert found(address).digest() == first, "one command sees one state of the store"
+        begin_command()
         assert found(address).digest() != first
     finally:
         orders.write_bytes(before)
@@ -286,7 +297,7 @@ def test_digest_follows_what_the_store_has_and_nothing_else(shop, tmp_path):
 def test_what_cannot_be_joined_is_refused(shop, tmp_path):
     def refused(labels, why, what="service=churn"):
         labels.to_csv(tmp_path / "labels.csv", index=False)
-        feature_store.feature_table.cache_clear()
+        begin_command()
         with pytest.raises(BadInput, match=why) as raised:
             found(f"feast:{shop}?{what}&entities={tmp_path / 'labels.csv'}")
         assert raised.value.message.startswith(f"data.source = 'feast:{shop}?")
@@ -306,6 +317,31 @@ def test_what_cannot_be_joined_is_refused(shop, tmp_path):
     refused(LABELS, "the store has not a feature no in orders", "features=orders:no")
     refused(LABELS, "the store has not the view no", "features=no:spent")
     refused(LABELS, "computed is computed on demand", "features=computed:twice")
+
+
+def test_tables_of_a_command_are_removed_with_it_or_by_a_later_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    program = """if True:
+        import os, sys
+        from steadytrain.components.preprocess import feature_store
+        print(feature_store._home(), flush=True)
+        for signal in sys.argv[1:]:
+            os.kill(os.getpid(), int(signal))
+    """
+
+    def home(*signals):
+        done = subprocess.run([sys.executable, "-c", program, *signals], capture_output=True)
+        return Path(done.stdout.decode().strip())
+
+    ended = home()
+    assert ended.parent == tmp_path
+    assert not ended.exists()
+    killed = home("9")
+    assert killed.is_dir()
+    home()
+    assert not killed.exists()
+    monkeypatch.setenv("STEADYTRAIN_FEATURES", str(killed))
+    assert home().name != killed.name, "a folder that is gone is not used"
 
 
 def test_a_plus_sign_is_part_of_a_name():
