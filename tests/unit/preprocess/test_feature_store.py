@@ -123,7 +123,7 @@ def found(address):
 
 
 def begin_command():
-    """Let the next table be retrieved anew, as by another command."""
+    """Let the next table be retrieved again, as by another command."""
     if home := os.environ.pop("STEADYTRAIN_FEATURES", ""):
         shutil.rmtree(home)
 
