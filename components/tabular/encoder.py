@@ -134,7 +134,8 @@ class TableEncoder:
             )
         if not description.features:
             raise DataError(
-                "no column can be learned from: " + "; ".join(description.remarks()),
+                "no column can be learned from: "
+                + ("; ".join(description.remarks()) or "the target is the only one"),
                 remedy="give more columns, or check data.target and data.features",
             )
         unread = [

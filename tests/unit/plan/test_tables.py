@@ -60,6 +60,12 @@ def test_table_without_its_target_is_refused_with_the_reason(config):
         plan_table(other)
 
 
+def test_table_of_its_target_alone_is_refused(config, tmp_path):
+    (tmp_path / "table.csv").write_text("kind\n" + "a\nb\n" * 9)
+    with pytest.raises(DataError, match="be learned from: the target is the only one"):
+        plan_table(config)
+
+
 def test_table_without_a_row_is_refused_as_empty(config, tmp_path):
     (tmp_path / "table.csv").write_text("size,kind\n")
     with pytest.raises(DataError, match="no record is there"):
