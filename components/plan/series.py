@@ -87,7 +87,7 @@ class SeriesPlan:
         if self.seconds is None or self.step_seconds is None:
             yield "time     not measured"
         else:
-            source = f": {duration(self.step_seconds)} for a step on this machine"
+            source = f": {duration(self.step_seconds)} for a step here, measured"
             yield from time_lines(Span.of(self.seconds / 3600), source, self.usd_per_hour)
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
