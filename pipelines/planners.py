@@ -32,6 +32,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import PriceTable, own_prices
 from steadytrain.components.sizing.time_cost import by_table
 from steadytrain.components.tasks.base import load_task
+from steadytrain.components.train.transformers_script import without_trainer
 from steadytrain.pipelines.options import check_extra, refuse_unread
 from steadytrain.pipelines.plan_hardware import Hardware
 
@@ -83,7 +84,10 @@ class Planned:
         """Return the texts of steadytrain.yaml and of files for other launchers, by name."""
         if isinstance(self.plan, Plan):
             return texts(self.plan)
-        return {"steadytrain.yaml": self.config.to_yaml()}
+        own = {"steadytrain.yaml": self.config.to_yaml()}
+        if planner_of(self.config.data.task) == "network":
+            return own
+        return own | without_trainer(self.config).texts()
 
 
 def planner_of(task: str) -> Literal["table", "series", "network", "texts"]:

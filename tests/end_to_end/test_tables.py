@@ -126,6 +126,8 @@ def test_number_is_predicted_by_a_linear_model(start, steadytrain, tmp_path):
     source = write_csv(tmp_path, table)
     finish(start(source, "numbers", REGRESSION, *LINEAR))
     workspace = Workspace(steadytrain.output, "numbers")
+    (why,) = json.loads((workspace.transformers / "training_args.json").read_text())["refused"]
+    assert why.startswith("model.framework sklearn: ")
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
     assert evaluation.metrics["mse"].value < evaluation.baselines["mse"]
     registered = RegistrationRecord.load(workspace.record("promote"))

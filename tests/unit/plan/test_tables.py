@@ -108,6 +108,11 @@ def test_plan_of_a_table_writes_its_configuration(linear, tmp_path):
     assert CliRunner().invoke(app, command).exit_code == 0
     written = tmp_path / "planned" / "steadytrain.yaml"
     assert load(written) == linear
+    why = json.loads((written.parent / "training_args.json").read_text())
+    assert (why["arguments"], why["script"]) == ({}, None)
+    assert why["refused"] == [
+        "model.framework sklearn: Trainer trains PyTorch models of Transformers"
+    ]
 
 
 @pytest.fixture
