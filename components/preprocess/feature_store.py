@@ -296,7 +296,7 @@ def _entities(address: str, wanted: FeatureAddress) -> Any:
     if TIME not in frame.columns:
         raise _refused(
             address,
-            f"{wanted.entities} has no column {TIME}",
+            f"{wanted.entities} has no column {TIME}; it has {', '.join(frame.columns)[:500]}",
             f"name the column with the time of each row {TIME}",
         )
     if frame.empty:

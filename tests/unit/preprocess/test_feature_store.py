@@ -302,7 +302,9 @@ def test_what_cannot_be_joined_is_refused(shop, tmp_path):
             found(f"feast:{shop}?{what}&entities={tmp_path / 'labels.csv'}")
         assert raised.value.message.startswith(f"data.source = 'feast:{shop}?")
 
-    refused(LABELS.drop(columns="event_timestamp"), "has no column event_timestamp")
+    refused(
+        LABELS.drop(columns="event_timestamp"), "no column event_timestamp; it has customer, left"
+    )
     refused(LABELS.assign(event_timestamp="soon"), "event_timestamp of .* is no time")
     refused(LABELS.assign(event_timestamp=[None, *LABELS["event_timestamp"][1:]]), "1 rows of")
     refused(LABELS[:0], "has no rows")
