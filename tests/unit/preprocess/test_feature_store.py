@@ -297,9 +297,9 @@ def test_digest_follows_what_the_store_has_and_nothing_else(shop, tmp_path):
 def test_what_cannot_be_joined_is_refused(shop, tmp_path):
     def refused(labels, why, what="service=churn"):
         labels.to_csv(tmp_path / "labels.csv", index=False)
-        begin_command()
+        address = f"feast:{shop}?{what}&entities={tmp_path / 'labels.csv'}"
         with pytest.raises(BadInput, match=why) as raised:
-            found(f"feast:{shop}?{what}&entities={tmp_path / 'labels.csv'}")
+            retrieved(address, tmp_path / "result.parquet")
         assert raised.value.message.startswith(f"data.source = 'feast:{shop}?")
 
     refused(
