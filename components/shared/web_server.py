@@ -107,18 +107,24 @@ def serve(
         stopping: called when it is asked to stop.
         seconds: how long it then waits for answers.
     """
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        backlog=BACKLOG,
-        access_log=False,
-        # Every invalid request is a warning, and anyone may send them.
-        log_level="error",
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=math.ceil(seconds),
-    )
+    config = config_of(app, timeout_graceful_shutdown=math.ceil(seconds))
     Server(config, stopping).run(sockets=[listener])
+
+
+def config_of(app: Any, **options: Any) -> uvicorn.Config:
+    """Return how an ASGI app is served, with more options of uvicorn or other ones."""
+    known = {
+        # With uvloop, where that is installed, what arrives before the stop would not be answered.
+        "loop": "asyncio",
+        "http": Connection,
+        "backlog": BACKLOG,
+        "access_log": False,
+        # Every invalid request is a warning, and anyone may send them.
+        "log_level": "error",
+        "server_header": False,
+        "ws": "none",
+    }
+    return uvicorn.Config(app, **{**known, **options})
 
 
 class Server(uvicorn.Server):

@@ -7,15 +7,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
-
 from steadytrain.components.shared import web_server
 
 
 @contextlib.contextmanager
 def served(app: Any, **options: Any) -> Iterator[tuple[int, web_server.Server]]:
     """Yield the port of a server, and the server."""
-    config = uvicorn.Config(app, http=web_server.Connection, **{"lifespan": "off", **options})
+    config = web_server.config_of(app, **{"lifespan": "off", **options})
     server, listener = web_server.Server(config, lambda: None), web_server.listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

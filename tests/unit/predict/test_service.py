@@ -175,7 +175,7 @@ def test_client_that_sends_too_much_reads_the_answer(chunked):
     app = application(doubling(Doubles()), Limits(bytes=1000))
     body = b" " * 20_000_000
     with (
-        served(app, lifespan="on", log_level="error") as (port, _),
+        served(app, lifespan="on") as (port, _),
         contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as client,
     ):
         headers = {"content-type": "application/json"}

@@ -28,7 +28,7 @@ def port(monkeypatch):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"late"})
 
-    with served(app, log_level="error", timeout_keep_alive=300) as (number, _):
+    with served(app, timeout_keep_alive=300) as (number, _):
         yield number
 
 
@@ -134,8 +134,7 @@ def test_requests_that_arrive_before_the_stop_are_answered():
         go_on.wait()  # like a loop that others keep from running
         return await uvicorn.Server.on_tick(server, counter)
 
-    options = {"log_level": "error", "backlog": web_server.BACKLOG}
-    with served(turn_away, **options) as (port, server), contextlib.ExitStack() as clients:
+    with served(turn_away) as (port, server), contextlib.ExitStack() as clients:
         known = connect(port)
         known.sendall(REQUEST)
         answer = b""
