@@ -112,7 +112,7 @@ def serve(
 
 
 def config_of(app: Any, **options: Any) -> uvicorn.Config:
-    """Return how an ASGI app is served, with more options of uvicorn or other ones."""
+    """Return how an ASGI app is served. Options of uvicorn replace those that all servers have."""
     known = {
         # With uvloop, where that is installed, what arrives before the stop would not be answered.
         "loop": "asyncio",
