@@ -21,9 +21,9 @@ import psutil
 
 from steadytrain.components.preprocess.frames import read_frame
 from steadytrain.components.preprocess.parallel import IsolatedProcess
-from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.sources import find_files, refused
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.feature_address import KIND, FeatureAddress
 from steadytrain.components.shared.lease import lock
 from steadytrain.components.shared.paths import local_path
@@ -69,14 +69,14 @@ def feature_table(address: str) -> Path:
 
 def _check(address: str, folder: Path) -> None:
     if find_spec(KIND) is None:
-        raise _refused(
+        raise refused(
             address,
             "Feast is not installed",
             "pip install 'steadytrain[feast]'; on a cluster, use an image for the steps with it",
         )
     if not (folder / "feature_store.yaml").is_file():
         why = f"{folder} has no feature_store.yaml"
-        raise _refused(address, why, "give the folder of a Feast feature repository")
+        raise refused(address, why, "give the folder of a Feast feature repository")
 
 
 def _home() -> Path:
@@ -116,30 +116,30 @@ def _retrieve(address: str, wanted: FeatureAddress, folder: Path, result: Path) 
         from feast import FeatureStore
 
         store = FeatureStore(repo_path=str(folder))
-        for part in _parts(address, store, wanted):
-            if absent := [key for key in part.keys.values() if key not in entities.columns]:
-                why = f"{part.view.name} joins by {absent[0]}, which {wanted.entities} has not"
-                raise _refused(address, why, "add the column, or rename one")
-            for name in part.features:
+        for join in _joins(address, store, wanted):
+            if absent := [key for key in join.keys.values() if key not in entities.columns]:
+                why = f"{join.view.name} joins by {absent[0]}, which {wanted.entities} has not"
+                raise refused(address, why, "add the column, or rename one")
+            for name in join.features:
                 if name in table.columns:
                     other = "of another view" if name in features else f"of {wanted.entities}"
                     why = (
-                        f"the feature {name} of {part.view.name} and a column {other} have one name"
+                        f"the feature {name} of {join.view.name} and a column {other} have one name"
                     )
-                    raise _refused(address, why, "rename one of them")
+                    raise refused(address, why, "rename one of them")
                 features.add(name)
-            for name, values in part.joined(address, store, entities).items():
+            for name, values in join.joined(address, store, entities).items():
                 table[name] = values.to_numpy()
     except SteadytrainError:
         raise
     except Exception as error:
         # Feast raises errors of its own, of pandas, and of whatever its stores are made of.
         why = f"Feast cannot retrieve it ({type(error).__name__}: {redact(str(error))})"
-        raise _refused(
+        raise refused(
             address, why, "fix the store, the names of its features, or the table of entities"
         ) from error
     if table[sorted(features)].isna().all(axis=None):
-        raise _refused(
+        raise refused(
             address,
             f"none of the {len(table):,} rows of {wanted.entities} has a feature at its time",
             f"compare its keys and {TIME} with those of the store, and the time to live of the "
@@ -151,7 +151,7 @@ def _retrieve(address: str, wanted: FeatureAddress, folder: Path, result: Path) 
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ViewJoin:
     """The features of one view.
 
     keys: column of the entities by the join key of the view.
@@ -245,18 +245,18 @@ def _alike(address: str, view: str, given: Any, stored: Any) -> tuple[Any, Any]:
     if not is_numeric_dtype(stored.dtype):
         if is_numeric_dtype(given.dtype):
             why = f"{key} is a number in the table of entities, and a text in {view}"
-            raise _refused(address, why, f"write {key} as a text in both")
+            raise refused(address, why, f"write {key} as a text in both")
         return given.astype(str), stored.astype(str)
     try:
         numbers = pd.to_numeric(given).to_numpy()
     except (ValueError, TypeError) as error:
         why = f"{key} is a number in {view}, and not in the table of entities: {error}"
-        raise _refused(address, why, f"write {key} as a number in both") from error
+        raise refused(address, why, f"write {key} as a number in both") from error
     kind = np.result_type(numbers, stored.to_numpy())
     return numbers.astype(kind), stored.astype(kind)
 
 
-def _parts(address: str, store: Any, wanted: FeatureAddress) -> Iterator[_Part]:
+def _joins(address: str, store: Any, wanted: FeatureAddress) -> Iterator[_ViewJoin]:
     """Yield the features that an address names, by view."""
     from feast import FeatureView
     from feast.feature_view import DUMMY_ENTITY_ID
@@ -276,12 +276,12 @@ def _parts(address: str, store: Any, wanted: FeatureAddress) -> Iterator[_Part]:
         view = views.get(name)
         if view is not None and not isinstance(view, FeatureView):
             why = f"{name} is computed on demand, row by row"
-            raise _refused(address, why, "leave it out, and compute it in the table of entities")
+            raise refused(address, why, "leave it out, and compute it in the table of entities")
         if view is None or (unknown := sorted(set(features) - {one.name for one in view.features})):
             what = f"the view {name}" if view is None else f"a feature {unknown[0]} in {name}"
-            raise _refused(address, f"the store has not {what}", "name one that it has")
+            raise refused(address, f"the store has not {what}", "name one that it has")
         keys = [key for key in view.join_keys if key != DUMMY_ENTITY_ID]
-        yield _Part(view, features, {key: renamed.get(key, key) for key in keys})
+        yield _ViewJoin(view, features, {key: renamed.get(key, key) for key in keys})
 
 
 def _entities(address: str, wanted: FeatureAddress) -> Any:
@@ -291,16 +291,16 @@ def _entities(address: str, wanted: FeatureAddress) -> Any:
     files = find_files(wanted.entities, [])
     if len(files) != 1:
         why = f"{wanted.entities} has {len(files)} files"
-        raise _refused(address, why, "name one table of entities")
-    frame = read_frame(files[0], f"data.source = {address!r}", as_written=True)
+        raise refused(address, why, "name one table of entities")
+    frame = read_frame(files[0], address, as_written=True)
     if TIME not in frame.columns:
-        raise _refused(
+        raise refused(
             address,
             f"{wanted.entities} has no column {TIME}; it has {', '.join(frame.columns)[:500]}",
             f"name the column with the time of each row {TIME}",
         )
     if frame.empty:
-        raise _refused(address, f"{wanted.entities} has no rows", "name a table with rows")
+        raise refused(address, f"{wanted.entities} has no rows", "name a table with rows")
     try:
         # Pandas would guess the day and the month of 03/04/2026, and take a number as nanoseconds.
         if not is_datetime64_any_dtype(frame[TIME]):
@@ -308,12 +308,8 @@ def _entities(address: str, wanted: FeatureAddress) -> Any:
         frame[TIME] = pd.to_datetime(frame[TIME], utc=True, format="ISO8601")
     except (ValueError, TypeError) as error:
         why = f"{TIME} of {wanted.entities} is no time: {redact(str(error).partition('. ')[0])}"
-        raise _refused(address, why, "write times such as 2026-01-31T12:00:00Z") from error
+        raise refused(address, why, "write times such as 2026-01-31T12:00:00Z") from error
     if missing := int(frame[TIME].isna().sum()):
         why = f"{missing:,} rows of {wanted.entities} have no {TIME}"
-        raise _refused(address, why, "give each row its time, or leave it out")
+        raise refused(address, why, "give each row its time, or leave it out")
     return frame
-
-
-def _refused(address: str, why: str, remedy: str) -> BadInput:
-    return BadInput(f"data.source = {address!r}: {why}", remedy=remedy)

@@ -6,16 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from steadytrain.components.preprocess.sources import SourceFile
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.preprocess.sources import SourceFile, refused
 from steadytrain.components.shared.redaction import redact
 
 
-def read_frame(file: SourceFile, what: str, *, as_written: bool = False) -> Any:
+def read_frame(file: SourceFile, address: str, *, as_written: bool = False) -> Any:
     """Return a file as a frame of pandas.
 
     Args:
-        what: names the file's address in errors, as `FIELD = ADDRESS`.
+        address: what the user gave, for errors.
         as_written: texts stay texts, as in the records of any data: 007 is not 7.
 
     Raises:
@@ -35,15 +34,11 @@ def read_frame(file: SourceFile, what: str, *, as_written: bool = False) -> Any:
     }
     read = readers.get(file.suffix.lower())
     if read is None:
-        raise BadInput(
-            f"{what}: {file.name} is no table of {', '.join(readers)}",
-            remedy="write it as one of these",
-        )
+        why = f"{file.name} is no table of {', '.join(readers)}"
+        raise refused(address, why, "write it as one of these")
     with tempfile.TemporaryDirectory() as scratch, file.local(Path(scratch)) as path:
         try:
             return read(path)
         except (ValueError, TypeError, KeyError, OSError) as error:
-            raise BadInput(
-                f"{what}: {file.name} cannot be read as a table: {redact(str(error))}",
-                remedy="restore the file",
-            ) from error
+            why = f"{file.name} cannot be read as a table: {redact(str(error))}"
+            raise refused(address, why, "restore the file") from error

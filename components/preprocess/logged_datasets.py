@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.preprocess.frames import read_frame
-from steadytrain.components.preprocess.sources import SourceFile, find_files
+from steadytrain.components.preprocess.sources import SourceFile, find_files, refused
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.redaction import redact
 from steadytrain.components.shared.tracking.connect import import_mlflow, tracking_errors
@@ -51,14 +51,14 @@ class LoggedDataset:
         """
         files = [file for source in self.sources for file in find_files(source, exclude)]
         if len(files) != 1:
-            raise _refused(self.address, f"its source has {len(files)} files", _GIVE)
+            raise refused(self.address, f"its source has {len(files)} files", _GIVE)
         digest = _digest(self.address, files[0])
         if digest != self.digest:
             raise self.changed(digest)
 
     def changed(self, found: str) -> BadInput:
         """Return the error for another content."""
-        return _refused(
+        return refused(
             self.address,
             f"the content of {', '.join(self.sources)} has the digest {found}, and the run logged "
             f"{self.inputs or self.digest}",
@@ -79,7 +79,7 @@ def logged_dataset(address: str, store: str | None, output: Path | None) -> Logg
     """
     uri = store or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri and output is None:
-        raise _refused(address, "no tracking store is known", "set MLFLOW_TRACKING_URI")
+        raise refused(address, "no tracking store is known", "set MLFLOW_TRACKING_URI")
     uri = uri or sqlite_uri(Path(str(output)) / _STORE)
     run_id, _, name = address.removeprefix(PREFIX).partition("/")
     client = reading_client(uri)
@@ -90,12 +90,12 @@ def logged_dataset(address: str, store: str | None, output: Path | None) -> Logg
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             why = f"the store has no run {run_id}"
-            raise _refused(address, why, "name a run that is there") from error
+            raise refused(address, why, "name a run that is there") from error
     known = {(item.dataset.name, item.dataset.digest): item.dataset for item in inputs}
     chosen = [item for item in known.values() if name in ("", item.name)]
     if len(chosen) != 1:
         names = ", ".join(sorted({item.name for item in known.values()})) or "none"
-        raise _refused(
+        raise refused(
             address,
             f"{len(chosen)} data sets of run {run_id} have that name; it has {names}",
             f"give {PREFIX}{run_id}/NAME of one",
@@ -118,12 +118,12 @@ def _described(address: str, dataset: Any) -> LoggedDataset:
             result = LoggedDataset(address, [str(source.get("uri", ""))], dataset.digest)
         case other:
             why = f"its source is of the type {other}, which steadytrain does not read"
-            raise _refused(address, why, _GIVE)
+            raise refused(address, why, _GIVE)
     if any(each.partition("/")[0] == address.partition("/")[0] for each in result.sources):
-        raise _refused(address, "its source is the run itself", _GIVE)
+        raise refused(address, "its source is the run itself", _GIVE)
     if not result.inputs and not {"num_rows", "num_elements"} <= profile.keys():
         why = "its digest is not one of its content"
-        raise _refused(address, why, f"log it with mlflow.data.from_pandas, or {_GIVE}")
+        raise refused(address, why, f"log it with mlflow.data.from_pandas, or {_GIVE}")
     return result
 
 
@@ -139,13 +139,9 @@ def _digest(address: str, file: SourceFile) -> str:
     """Return MLflow's digest of a table."""
     from mlflow.data.digest_utils import compute_pandas_digest
 
-    frame = read_frame(file, f"data.source = {address!r}")
+    frame = read_frame(file, address)
     try:
         return str(compute_pandas_digest(frame))
     except (ValueError, TypeError, KeyError) as error:
         why = f"MLflow has no digest of {file.name}: {redact(str(error))}"
-        raise _refused(address, why, _GIVE) from error
-
-
-def _refused(address: str, why: str, remedy: str) -> BadInput:
-    return BadInput(f"data.source = {address!r}: {why}", remedy=remedy)
+        raise refused(address, why, _GIVE) from error

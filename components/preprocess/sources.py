@@ -241,10 +241,16 @@ def check_source(address: str) -> None:
         raise _nothing(address)
 
 
+def refused(address: str, why: str, remedy: str) -> BadInput:
+    """Return the error for an address whose data cannot be used (see `naming`)."""
+    return BadInput(f"data.source = {address!r}: {why}", remedy=remedy)
+
+
 def _nothing(address: str, detail: str = "") -> BadInput:
-    return BadInput(
-        f"data.source = {address!r}: no file found there{detail}",
-        remedy="give a file, folder, glob, s3:// address, hub:NAME, mlflow-dataset:RUN_ID, "
+    return refused(
+        address,
+        f"no file found there{detail}",
+        "give a file, folder, glob, s3:// address, hub:NAME, mlflow-dataset:RUN_ID, "
         "package:NAME or feast: that exists",
     )
 

@@ -223,7 +223,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             "name a model that has been trained, best on the preferred answers",
         )
     # For another framework, model.config has fields of its own.
-    default = model.framework == type(model).model_fields["framework"].default
+    default = model.has_default_framework
     for field in ineffective_fields(model.config, task, given=True) if default else ():
         name = f"model.config.{field.name}"
         yield Problem(name, repr(field.value), field.why, field.remedy)

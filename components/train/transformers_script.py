@@ -283,7 +283,7 @@ def _dropout(config: RunConfig) -> dict[str, dict[str, Any]]:
 def _refused(config: RunConfig) -> Iterator[str]:
     """Yield each setting with which Trainer would learn something else."""
     training, model, task = config.training, config.model, config.data.task
-    if _of_other_framework(config):
+    if not config.model.has_default_framework:
         yield f"model.framework {model.framework}: Trainer trains PyTorch models of Transformers"
         return
     if task not in _KINDS:
@@ -383,11 +383,6 @@ def _remarks_of_kind(config: RunConfig) -> Iterator[str]:
         yield "training.label_thresholds: the script fits no thresholds."
 
 
-def _of_other_framework(config: RunConfig) -> bool:
-    default = type(config.model).model_fields["framework"].default
-    return bool(config.model.framework != default)
-
-
 def without_trainer(config: RunConfig) -> TransformersRun:
     """Return the content of training_args.json that says why Trainer has no arguments for a run."""
     return TransformersRun("", {}, {}, list(_refused(config)), [], {})
@@ -395,7 +390,7 @@ def without_trainer(config: RunConfig) -> TransformersRun:
 
 def of_run(config: RunConfig, history: History) -> TransformersRun | None:
     """Return the files' content for a run; None before its first attempt is ready to train."""
-    if _of_other_framework(config):
+    if not config.model.has_default_framework:
         return without_trainer(config)
     if not history.recipe:
         return None

@@ -219,6 +219,11 @@ class ModelConfig(Section):
                 raise ValueError(f"{token!r} is listed {count} times: list it once")
         return tokens
 
+    @property
+    def has_default_framework(self) -> bool:
+        """Whether steadytrain's own loop trains it with PyTorch, and not another framework."""
+        return bool(self.framework == type(self).model_fields["framework"].default)
+
     @field_validator("framework")
     @classmethod
     def _known_framework(cls, framework: str) -> str:

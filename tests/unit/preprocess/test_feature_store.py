@@ -117,7 +117,7 @@ def settings(address):
     )
 
 
-def found(address):
+def source_file(address):
     ((file, _),) = find_inputs(settings(address).data).files
     return file
 
@@ -145,7 +145,7 @@ def test_each_row_has_its_features_at_its_time_and_none_is_lost(shop, tmp_path, 
     LABELS.to_csv(labels, index=False) if suffix == "csv" else LABELS.to_parquet(labels)
 
     address = f"feast:{shop}?{what}&entities={labels}"
-    file = found(address)
+    file = source_file(address)
 
     assert file.name == address, "records are named by what the user gave"
     table = pq.read_table(file.location).to_pandas()
@@ -263,12 +263,10 @@ def test_a_service_may_join_by_another_column_and_a_key_may_be_missing(shop, tmp
     friends = LABELS.assign(friend=[None, *LABELS["customer"][1:]], customer=0)
     friends.to_parquet(tmp_path / "labels.parquet")
     table = pq.read_table(
-        found(f"feast:{shop}?service=friends&entities={tmp_path / 'labels.parquet'}").location
+        source_file(f"feast:{shop}?service=friends&entities={tmp_path / 'labels.parquet'}").location
     ).to_pandas()
     assert table["customer"].eq(0).all()
-    wanted = [
-        spent(*row) for row in LABELS[["customer", "event_timestamp"]].itertuples(index=False)
-    ]
+    wanted = expected()
     values = [None if pd.isna(value) else value for value in table["spent"]]
     assert values == [None, *wanted[1:]]
 
@@ -278,17 +276,17 @@ def test_digest_follows_what_the_store_has_and_nothing_else(shop, tmp_path):
     labels = tmp_path / "labels.csv"
     LABELS.to_csv(labels, index=False)
     address, orders = f"feast:{shop}?service=churn&entities={labels}", shop / "orders.parquet"
-    first = found(address).digest()
-    assert found(address).digest() == first
+    first = source_file(address).digest()
+    assert source_file(address).digest() == first
     begin_command()
-    assert found(address).digest() == first
+    assert source_file(address).digest() == first
     before = orders.read_bytes()
     frame = pd.read_parquet(orders)
     frame.assign(spent=frame["spent"] + 1).to_parquet(orders)
     try:
-        assert found(address).digest() == first, "one command sees one state of the store"
+        assert source_file(address).digest() == first, "one command sees one state of the store"
         begin_command()
-        assert found(address).digest() != first
+        assert source_file(address).digest() != first
     finally:
         orders.write_bytes(before)
 
@@ -365,7 +363,7 @@ def test_address_is_checked_before_anything_is_read(tmp_path, monkeypatch):
             settings(f"feast:{rest}")
     (tmp_path / "labels.csv").write_text("a\n1\n")
     with pytest.raises(BadInput, match=r"has no feature_store\.yaml"):
-        found(f"feast:{tmp_path}?service=a&entities={tmp_path / 'labels.csv'}")
+        source_file(f"feast:{tmp_path}?service=a&entities={tmp_path / 'labels.csv'}")
     config = settings(f"feast:{tmp_path}/shop?service=a&entities={tmp_path / 'absent.csv'}")
     with pytest.raises(ConfigError) as raised:
         check_here(config)
@@ -377,5 +375,5 @@ def test_address_is_checked_before_anything_is_read(tmp_path, monkeypatch):
         check_submitted(config)
     monkeypatch.setattr(feature_store, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match="Feast is not installed") as missing:
-        found(f"feast:{tmp_path}?service=a&entities={tmp_path / 'labels.csv'}")
+        source_file(f"feast:{tmp_path}?service=a&entities={tmp_path / 'labels.csv'}")
     assert "steadytrain[feast]" in missing.value.remedy
