@@ -378,7 +378,7 @@ def test_family_of_the_guide_is_searched_like_ours(tmp_path):
     rows = {row["name"]: row for row in json.loads(done.stdout)["configurations"]}
     assert rows["stumps"]["family"] == "stumps"
     assert rows["stumps"]["score"] < 0.5
-    assert [*sorted(rows)] == ["LightGBM, its defaults", "LightGBM, slow", "stumps"]
+    assert {row["family"] for row in rows.values()} == {"lightgbm", "stumps"}
 
 
 def board_with(folder, source, *limits, units=12):

@@ -72,7 +72,11 @@ def hold(folder, rank):
 
 
 class Disturbance:
-    """Injects one fault per attempt, at the attempt's first checkpoint, where rank 0 is paused."""
+    """Injects one fault per attempt, at the attempt's first checkpoint, where rank 0 is paused.
+
+    A rank that goes on once its stacks are taken must not finish before it is killed. So rank 0
+    pauses again at the next checkpoint, and one that is stopped stays paused.
+    """
 
     def __init__(self, workspace, pause, rank, faults):
         self.workspace, self.pause, self.rank = workspace, pause, rank
@@ -81,8 +85,12 @@ class Disturbance:
     def emit(self, event):
         if isinstance(event, CheckpointSaved) and self.faults and event.attempt not in self.hit:
             self.hit.append(event.attempt)
-            self.faults.pop(0)(folder_of(self.workspace, event.attempt), self.rank)
-            self.pause.set(event.step + 1 if self.faults else None)
+            fault = self.faults.pop(0)
+            fault(folder_of(self.workspace, event.attempt), self.rank)
+            if fault is not stop:
+                self.pause.set(event.step + 1)
+        elif isinstance(event, AttemptEnded):
+            self.pause.set(0 if self.faults else None)
 
     def close(self):
         pass
