@@ -411,11 +411,13 @@ def test_interpretable_search_ends_with_one_linear_model(finished_search):
 @pytest.mark.long
 def test_model_that_is_too_large_is_shown_and_left_out(finished_search):
     folder, source, _ = finished_search
-    found = board_with(folder / "small", source, "automl.constraints.model_mb=0.2", units=16)
+    limits = ("automl.constraints.model_mb=0.2", "automl.constraints.frameworks=[sklearn]")
+    found = board_with(folder / "small", source, *limits, units=16)
     rows = {row["name"]: row for row in found["configurations"]}
-    assert rows["extra trees"]["size_mb"] > 0.2
-    assert "above 200 kB" in rows["extra trees"]["missed"]
-    assert "extra trees" not in found["best_params"]
+    large = rows["extra trees, larger leaves"]
+    assert large["size_mb"] > 0.2
+    assert "above 200 kB" in large["missed"]
+    assert large["name"] not in found["best_params"]
     assert not rows["linear"]["missed"]
     used = [rows[name]["size_mb"] for name in found["best_params"]]
     assert sum(used) <= 0.2
