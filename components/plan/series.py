@@ -121,10 +121,8 @@ def plan_series(
         ]
         rows, features, memory = (max(it) for it in zip(*(part[:3] for part in parts), strict=True))
         if steps := [step for *_, step in parts if step]:
-            counts = [item.max_steps for item in ensemble.members]
-            times = [count * step.seconds for count, step in zip(counts, steps, strict=True)]
-            seconds = sum(times) / len(times)
-            stored = Stored.total(step.stored for step in steps)
+            step = Measured.of_ensemble(steps, [item.max_steps for item in ensemble.members])
+            seconds, stored = step.seconds, step.stored
     else:
         learner = BoostingLearner if framework == "mlforecast" else StatisticalLearner
         rows, features, memory, step = _of_learner(

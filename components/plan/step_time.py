@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from steadytrain.components.plan.stored import Stored
 from steadytrain.components.shared.quantities import durations
@@ -29,6 +29,18 @@ class Measured:
 
     seconds: float
     stored: Stored
+
+    @classmethod
+    def of_ensemble(cls, members: Sequence[Measured], counts: Iterable[int]) -> Self:
+        """Return this of an ensemble, each of whose steps trains a member.
+
+        What its members export includes the source of their class for each.
+
+        Args:
+            counts: steps of each member.
+        """
+        times = [count * step.seconds for count, step in zip(counts, members, strict=True)]
+        return cls(sum(times) / len(times), Stored.total(step.stored for step in members))
 
 
 def measured(learner: Learner, steps: int, scale: float = 1.0) -> Measured:

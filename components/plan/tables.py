@@ -34,7 +34,7 @@ from steadytrain.components.tasks.encoding.base import (
     class_reader,
 )
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.train.framework.ensemble import ENSEMBLE
+from steadytrain.components.train.framework.ensemble import EnsembleLearner
 from steadytrain.components.train.framework.lightgbm import ROUNDS, threads_for
 from steadytrain.components.train.step import load_trainer
 
@@ -208,13 +208,20 @@ def _measured(config: RunConfig, steps: int, data_bytes: int | None) -> Measured
     """
     framework = config.model.framework
     new = getattr(load_trainer(framework), "learner", None)
-    if new is None or framework == ENSEMBLE:
+    if new is None:
         raise BadInput(
-            f"model.framework = {framework!r}: its steps differ, or it has no learner to time",
-            remedy="time a run",
+            f"model.framework = {framework!r}: it has no learner to time", remedy="time a run"
         )
     with known_data(config, data_bytes) as known:
-        return measured(new(config, known.record), steps, known.scale)
+        learner = new(config, known.record)
+        if not isinstance(learner, EnsembleLearner):
+            return measured(learner, steps, known.scale)
+        counts = [item.max_steps for item in learner.members]
+        members = [
+            measured(learner.member(index), count, known.scale)
+            for index, count in enumerate(counts)
+        ]
+        return Measured.of_ensemble(members, counts)
 
 
 def _stored_trees(config: RunConfig, rows: int | None, labels: int, steps: int) -> Stored | None:

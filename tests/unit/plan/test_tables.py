@@ -16,6 +16,7 @@ from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.tabular import model as exported
 from steadytrain.components.train.step import load_trainer
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.questionnaire import Answers, Questionnaire, unasked
@@ -149,7 +150,7 @@ def stored_by(config, steps):
         for _ in range(steps):
             learner.learn((), learning_rate_scale=1.0)
         learner.export(Path(folder))
-        files = sum(path.stat().st_size for path in Path(folder).iterdir())
+        files = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         return sum(array.nbytes for array in learner.state().values()), files
 
 
@@ -202,6 +203,27 @@ def test_other_models_store_what_a_few_steps_let_expect(framework, model):
     state, files = stored_by(config, STEPS)
     assert planned.checkpoint == pytest.approx(state, rel=0.1)
     assert planned.model == pytest.approx(files, rel=0.1)
+
+
+@pytest.mark.slow
+def test_ensemble_stores_and_takes_what_its_members_do():
+    members = [
+        {"framework": "sklearn", "config": {"model_type": "linear"}, "max_steps": 1},
+        {
+            "framework": "lightgbm",
+            "config": {"model_type": "lightgbm", "num_leaves": 7},
+            "max_steps": 12,
+        },
+    ]
+    model = {"model_type": "ensemble", "members": members}
+    config = vote("ensemble", model, **{"training.max_steps": len(members)})
+    planned = plan_table(config, hours=True)
+    state, files = stored_by(config, len(members))
+    assert planned.stored.checkpoint == pytest.approx(state, rel=0.1)
+    # Each member is counted with the source of its class, which an ensemble has once.
+    source = Path(exported.__file__).stat().st_size
+    assert planned.stored.model == pytest.approx(files + source, rel=0.1)
+    assert planned.hours.low == planned.hours.high > 0
 
 
 def test_neighbors_of_more_records_are_a_larger_model(linear):
