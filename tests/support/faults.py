@@ -30,7 +30,7 @@ from steadytrain.components.techniques.distillation.teacher import AnsweringTeac
 from steadytrain.components.train.attempt import FINISHING, AttemptFolder, Beat
 from steadytrain.components.train.loop import row_losses
 
-from support.limits import address_space, limited, return_freed_memory
+from support.limits import address_space, limited, return_freed_memory, take_freed_memory
 
 
 class Faulty(SupervisedFineTuning):
@@ -193,7 +193,7 @@ class RunsOut(SupervisedFineTuning):
     depends on what other threads take.
     """
 
-    SLACK = 12 << 20
+    SLACK = 8 << 20
 
     def __init__(self, *given) -> None:
         super().__init__(*given)
@@ -219,6 +219,7 @@ class RunsOut(SupervisedFineTuning):
         return found
 
     def limit(self, *_: object) -> None:
+        take_freed_memory()
         size = address_space() + self.SLACK
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 

@@ -9,10 +9,14 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+_LARGE = 1 << 20
+_THREADS = 200
+"""More than a rank has, those of libraries included."""
+
 
 def return_freed_memory() -> None:
-    """Return freed large blocks to the kernel, so that they can't be reused."""
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)
+    """Return large blocks to the kernel once they are freed, so that they can't be reused."""
+    ctypes.CDLL(None).mallopt(-3, _LARGE)
 
 
 def address_space() -> int:
@@ -30,3 +34,17 @@ def limited(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def take_freed_memory() -> None:
+    """Take all large blocks that malloc has without the kernel, for good.
+
+    If the kernel has no more memory, malloc takes it from what it reserved for other threads, of
+    which it tries one at a time, in turns.
+    """
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype = ctypes.c_void_p
+    with limited(address_space()):
+        missed = 0
+        while missed < _THREADS:
+            missed = 0 if malloc(_LARGE) else missed + 1
