@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import typer
 
@@ -26,19 +26,23 @@ from steadytrain.components.plan.design import (
 )
 from steadytrain.components.plan.plan import Plan, plan_training
 from steadytrain.components.plan.render import render, texts
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
+from steadytrain.components.shared.config.fields import Decision, set_by_user
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import PriceTable, own_prices
+from steadytrain.components.sizing.recipe import recipe_of_run
 from steadytrain.components.sizing.time_cost import by_table
 from steadytrain.components.tasks.base import load_task
-from steadytrain.components.train.transformers_script import without_trainer
+from steadytrain.components.train.transformers_script import TransformersRun, without_trainer
 from steadytrain.pipelines.options import check_extra, refuse_unread
 from steadytrain.pipelines.plan_hardware import Hardware
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.peak import Memory
     from steadytrain.components.plan.design import AnyPlan
+    from steadytrain.components.plan.networks import NetworkPlan
     from steadytrain.components.plan.prepared_sample import KnownData
     from steadytrain.components.sizing.fit import Choice, Measure
     from steadytrain.components.sizing.time_cost import Timing
@@ -84,10 +88,26 @@ class Planned:
         """Return the texts of steadytrain.yaml and of files for other launchers, by name."""
         if isinstance(self.plan, Plan):
             return texts(self.plan)
-        own = {"steadytrain.yaml": self.config.to_yaml()}
-        if planner_of(self.config.data.task) == "network":
-            return own
-        return own | without_trainer(self.config).texts()
+        network = planner_of(self.config.data.task) == "network"
+        peer = self._peer() if network else without_trainer(self.config)
+        return {"steadytrain.yaml": self.config.to_yaml(), **peer.texts()}
+
+    def _peer(self) -> TransformersRun:
+        """Return the run of a network as Transformers' Trainer does it."""
+        training, plan = self.config.training, cast("NetworkPlan", self.plan)
+        fits = f"the largest that fits {plan.device}"
+        micro = Decision("training.micro_batch_size", plan.micro_batch, fits)
+        return TransformersRun.of(
+            self.config,
+            [
+                *recipe_of_run(self.config, plan.parameters),
+                set_by_user(self.config, micro.field) if training.micro_batch_size else micro,
+            ],
+            BatchSettings(
+                plan.micro_batch, gradient_checkpointing=bool(training.gradient_checkpointing)
+            ),
+            plan.accumulation,
+        )
 
 
 def planner_of(task: str) -> Literal["table", "series", "network", "texts"]:

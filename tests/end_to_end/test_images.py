@@ -93,3 +93,23 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(steadytra
     assert sum(hits) / len(hits) > 0.95
     rows = {row["source"]: row["prediction"] for row in map(json.loads, scored.out.splitlines())}
     assert [rows[path] for path in sorted(rows)] == found["bytes"]
+
+
+@pytest.mark.slow
+def test_plan_writes_the_arguments_of_the_run(steadytrain, tmp_path):
+    images, labels = (part[:200] for part in digits())
+    source = write_folders(tmp_path / "digits", images, labels)
+    more = ("training.num_train_epochs=1", "training.max_steps=2", "training.micro_batch_size=16")
+    sets = (f"data.source=[{source}]", *SETTINGS, *more)
+    done = steadytrain("plan", "images", "--gpu", "t4", "--write", tmp_path / "plan", sets=sets)
+    assert done.code == 0, done.err
+    (run,) = steadytrain.run("images", *sets).runs
+    planned, of_run = (
+        json.loads((folder / "training_args.json").read_text())
+        for folder in (tmp_path / "plan", run / "transformers")
+    )
+    assert planned["arguments"] == of_run["arguments"]
+    assert planned["reasons"]["per_device_train_batch_size"] == "set by you"
+    script = "train_with_transformers.py"
+    assert planned["script"] == of_run["script"] == script
+    assert (tmp_path / "plan" / script).is_file()
