@@ -25,6 +25,7 @@ from steadytrain.components.shared.config.data_sections import (
 )
 from steadytrain.components.shared.config.document import assign, stated_fields
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
+from steadytrain.components.shared.effects import DATA_KINDS
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, StorageError
 from steadytrain.pipelines.pod_names import Pipeline
 
@@ -43,7 +44,6 @@ PRESETS: Final = {
 }
 """The preset of each task that data can be given for, which data.task is set in."""
 _CONFIGURATIONS: Final = (".yaml", ".yml")
-_REMOTE: Final = ("s3", "hub", "mlflow-dataset", "package", "feast")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -86,7 +86,7 @@ def is_data(source: str) -> bool:
     """Return whether a name stands for data, and not for a preset or a configuration."""
     if source in preset_names() or source.endswith(_CONFIGURATIONS):
         return False
-    if source.partition(":")[0] in _REMOTE or set(source) & set("*?["):
+    if source.partition(":")[0] in DATA_KINDS or set(source) & set("*?["):
         return True
     suffixes = PurePosixPath(source.lower()).suffixes
     return bool(set(suffixes[-2:]) & SUFFIXES.keys()) or _is_folder(source)

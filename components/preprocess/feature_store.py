@@ -130,7 +130,7 @@ def _retrieve(address: str, wanted: FeatureAddress, folder: Path, result: Path) 
                 features.add(name)
             for name, values in join.joined(address, store, entities).items():
                 table[name] = values.to_numpy()
-    except SteadytrainError:
+    except (SteadytrainError, MemoryError):
         raise
     except Exception as error:
         # Feast raises errors of its own, of pandas, and of whatever its stores are made of.

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, Final, cast
 from steadytrain.components.preprocess.local_files import Source, open_regular, require_data
 from steadytrain.components.shared.config.data_sections import COMPRESSIONS, suffix_of
 from steadytrain.components.shared.digest import stream_digest, value_digest
+from steadytrain.components.shared.effects import DATA_KINDS
 from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.components.shared.feature_address import KIND
 from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.paths import below, local_path
 from steadytrain.components.shared.storage import S3Storage
@@ -230,7 +230,7 @@ def check_source(address: str) -> None:
         BadInput: nothing is there, or no such package is installed.
     """
     scheme, _, rest = address.partition(":")
-    if scheme in ("s3", "hub", "mlflow-dataset", KIND):
+    if scheme in DATA_KINDS and scheme != "package":
         return
     path = _package_start(rest)[1] if scheme == "package" else _path(address)
     exists = False
@@ -250,8 +250,7 @@ def _nothing(address: str, detail: str = "") -> BadInput:
     return refused(
         address,
         f"no file found there{detail}",
-        "give a file, folder, glob, s3:// address, hub:NAME, mlflow-dataset:RUN_ID, "
-        "package:NAME or feast: that exists",
+        f"give a file, folder, glob, {', '.join(DATA_KINDS.values())} that exists",
     )
 
 

@@ -243,14 +243,15 @@ def is_local(address: str) -> bool:
     return address.partition(":")[0] not in _KINDS
 
 
-_KINDS: Final[Mapping[str, str]] = {
+DATA_KINDS: Final[Mapping[str, str]] = {
     KIND: FORM,
     "hub": "hub:NAME",
     "mlflow-dataset": "mlflow-dataset:RUN_ID",
     "package": "package:NAME",
-    "models": "models:/NAME@ALIAS",
     "s3": "s3://BUCKET/PREFIX",
 }
+"""The form of each kind of address, other than a path, that `data.source` takes."""
+_KINDS: Final = {**DATA_KINDS, "models": "models:/NAME@ALIAS"}
 Address = Annotated[str, Field(min_length=1), AfterValidator(complete_address)]
 """Where data are: a path, or one of the kinds of address."""
 

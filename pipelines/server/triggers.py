@@ -26,6 +26,7 @@ from steadytrain.components.shared import retry
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.effects import DATA_KINDS
 from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.lease import EXPIRY_SECONDS, lock
@@ -67,7 +68,7 @@ class Trigger:
         """
         config = submission.config
         for field, address in config.data.addresses:
-            if address.startswith(("feast:", "hub:", "mlflow-dataset:")):
+            if address.partition(":")[0] in DATA_KINDS.keys() - {"package", "s3"}:
                 raise BadInput(
                     f"{field} = {address!r}: changes to such a data set cannot be watched",
                     remedy="watch a folder or an s3:// prefix, or use a schedule",
