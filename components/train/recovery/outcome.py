@@ -48,11 +48,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """How one attempt ended."""
+    """How one attempt ended.
+
+    survived: errors that were reported although it succeeded: a rank that hung may go on when its
+        stacks are taken, and finish before it is killed.
+    """
 
     outcome: AttemptOutcome
     result: AttemptResult | None
     failure: Failure | None
+    survived: Sequence[str] = ()
 
 
 def conclude(
@@ -68,7 +73,8 @@ def conclude(
     result = AttemptResult.load(folder.result) if Awaited(folder.result).there() else None
     well = not any(exits.values())
     if result is not None and result.outcome in SUCCESSES and well:
-        return Ending(result.outcome, result, None)
+        survived = [f"{error.kind}: {error.message}" for error in folder.errors()]
+        return Ending(result.outcome, result, None, survived)
     if requested is not None:
         # Errors from ranks that were stopped on request are not failures.
         return Ending(requested, result, None)

@@ -292,6 +292,9 @@ class Supervisor:
                     asked = asked or "stopped"
                 ending = conclude(folder, exits, asked)
                 ending = repeated(ending, history, saved=watch.saved)
+                for error in ending.survived:
+                    message = f"{error}; but training went on, and succeeded"
+                    watch.record(Warned(stage="train", message=message))
             except Unkillable as error:
                 # Nothing else starts here: the process still holds its device.
                 lost = Failure(

@@ -48,6 +48,12 @@ def finish(folder: AttemptFolder) -> int:
     return 0
 
 
+def finish_after_report(folder: AttemptFolder) -> int:
+    """Finish although an error is reported, as a rank does that goes on after it hung."""
+    report(folder)
+    return finish(folder)
+
+
 def finish_badly(folder: AttemptFolder) -> int:
     finish(folder)
     return 7
@@ -251,6 +257,7 @@ ACTS = {
     "segfault": segfault,
     "segfault_first": segfault_first,
     "finish": finish,
+    "finish_after_report": finish_after_report,
     "finish_badly": finish_badly,
     "finish_second": finish_second,
     "crash": crash,

@@ -71,6 +71,13 @@ def test_run_finishes(supervisor, workspace):
     assert (ended.outcome, ended.failure_class) == ("finished", "")
 
 
+def test_error_that_training_survived_is_a_warning(supervisor, workspace):
+    outcome = supervisor("finish_after_report").run()
+    assert (outcome.outcome, outcome.attempts) == ("finished", 1)
+    warned = [event.message for event in events(workspace, Warned)]
+    assert "CUDA out of memory.; but training went on, and succeeded" in warned[-1]
+
+
 def test_ranks_get_everything_from_their_folder(supervisor, workspace, data):
     supervisor("finish").run()
     spec = AttemptSpec.load(AttemptFolder(workspace.attempts / "0001").spec)
