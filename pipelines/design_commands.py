@@ -11,6 +11,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import nodes_for
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
+    BudgetUsd,
     GpuCount,
     Json,
     Overrides,
@@ -18,7 +19,6 @@ from steadytrain.pipelines.options import (
     Provider,
     RunOutput,
     TokensPerSecond,
-    amount,
     check_extra,
     gigabytes,
     keeps_source,
@@ -48,7 +48,7 @@ def design(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="[FILE]", help="A preset or YAML file. Default: the preset of --task."
+            metavar="[FILE]", help="A preset, YAML file or data. Default: the preset of --task."
         ),
     ] = "",
     overrides: Overrides = [],  # noqa: B006  typer copies it
@@ -77,10 +77,7 @@ def design(
     gpu_count: GpuCount = 0,
     memory_gb: Annotated[float, gigabytes("Host memory of each node. Default: unknown.")] = 0,
     storage_gb: Annotated[float, gigabytes("Disk space for the run. Default: unknown.")] = 0,
-    budget_usd: Annotated[
-        float,
-        amount("USD that training may cost. Default: compute.budget_usd.", 1e12, 1e-9),
-    ] = 0,
+    budget_usd: BudgetUsd = 0,
     prices: Prices = None,
     provider: Provider = "",
     tokens_per_second: TokensPerSecond = 0,
@@ -120,9 +117,11 @@ def design(
             given.append(("model.config.model_type", framework))
     if data:
         given.append(("data.source", [data]))
-    if budget_usd:
-        given.append(("compute.budget_usd", budget_usd))
-    sizes = {"compute.nodes": nodes, "compute.nproc_per_node": per_node}
+    sizes = {
+        "compute.nodes": nodes,
+        "compute.nproc_per_node": per_node,
+        "compute.budget_usd": budget_usd,
+    }
     config = _open(source, task, with_options(given, output=output, **sizes)).config
     check_plugins(config)
     on_cpu = config.compute.device == "cpu"

@@ -197,6 +197,9 @@ Provider = Annotated[
         "The plan says when they were checked. GPUs without a price there are not compared."
     ),
 ]
+BudgetUsd = Annotated[
+    float, amount("USD that training may cost. Default: compute.budget_usd.", 1e12, 1e-9)
+]
 TokensPerSecond = Annotated[
     float,
     amount(
@@ -299,7 +302,7 @@ Namespace = Annotated[
 
 
 def with_options(
-    overrides: Sequence[str | tuple[str, Any]], **options: str | int | None
+    overrides: Sequence[str | tuple[str, Any]], **options: str | float | None
 ) -> list[str | tuple[str, Any]]:
     """Return the overrides of a configuration, with the options that stand for a field added.
 

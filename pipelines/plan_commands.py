@@ -11,6 +11,7 @@ import typer
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
+    BudgetUsd,
     DataSource,
     Json,
     Overrides,
@@ -63,6 +64,7 @@ def plan(
             "--cluster, this machine's if the plan is for its own GPU, otherwise unknown."
         ),
     ] = 0,
+    budget_usd: BudgetUsd = 0,
     prices: Prices = None,
     provider: Provider = "",
     tokens_per_second: TokensPerSecond = 0,
@@ -99,8 +101,8 @@ def plan(
     If torch is installed, a dry run on fake tensors determines the memory of the chosen setup,
     which takes seconds. What you set is never changed. What you left open is filled in, each field
     with the rule behind it. If an earlier run in the same output found out what fits, the plan uses
-    that instead of the formula. If the configuration cannot work, the plan says so, shows the
-    nearest one that does, and exits with status 1.
+    that instead of the formula. If the configuration cannot work, or costs more than the budget,
+    the plan says so, shows the nearest one that does, and exits with status 1.
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
 
@@ -127,7 +129,11 @@ def plan(
     from steadytrain.pipelines.sources import open_source
 
     keeps_source(source, write)
-    sizes = {"compute.nodes": nodes, "compute.nproc_per_node": gpus_per_node}
+    sizes = {
+        "compute.nodes": nodes,
+        "compute.nproc_per_node": gpus_per_node,
+        "compute.budget_usd": budget_usd,
+    }
     chosen = open_source(source, with_options(overrides, run=run, output=output, **sizes))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
@@ -173,14 +179,17 @@ def plan(
         dry_run=not by_formula,
     )
     known = Given(source_bytes(config))
+    problems = found.over_budget(known)
     if as_json:
         design = found.design(known).serving(tokens_per_second)
         options.show(found.plan.as_data() | design.parts())
     else:
         typer.echo("\n".join(found.lines(known, tokens_per_second)))
+        for problem in problems:
+            typer.echo(f"  problem {problem}")
     if write is not None:
         write_files(write, found.files())
-    if not found.plan.works:
+    if not found.plan.works or problems:
         raise typer.Exit(1)
 
 

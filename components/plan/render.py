@@ -87,7 +87,8 @@ def summary(plan: Plan) -> str:
     method = [] if offer.how.startswith(offer.method) else [offer.method]
     parts = [f"{job.machine.ranks} x {job.machine.gpu.name}", *method, offer.how]
     parts.append(f"{total:.1f} of {capacity:g} GB")
-    parts += [f"{_span(offer.hours)} hours", f"{_span(offer.usd)} USD"]
+    for unit, span in (("hours", offer.hours), ("USD", offer.usd)):
+        parts.append(f"{unit} {_UNKNOWN}" if span is None else f"{_span(span)} {unit}")
     if plan.works:
         return ", ".join(parts)
     nearest = f"; nearest: {'; '.join(plan.remedies)}" if plan.remedies else ""

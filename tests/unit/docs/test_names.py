@@ -36,7 +36,7 @@ OPTIONS = {
     "adjust": ("--set",),
     "check": ("--json",),
     "serve": ("--port",),
-    "plan": ("--json", "--write", "--provider", "--prices", "--tokens-per-second"),
+    "plan": ("--budget-usd", "--json", "--write", "--provider", "--prices", "--tokens-per-second"),
 }
 FIELDS = (
     *("compute.budget_usd", "compute.nccl", "compute.prefer", "training.goal"),

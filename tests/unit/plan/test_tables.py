@@ -143,6 +143,16 @@ def test_design_of_a_table_costs_what_its_cores_cost(linear, tmp_path):
     assert cost["total_cost_usd"] > 0
 
 
+def test_plan_of_a_table_over_its_budget_exits_with_1(linear, tmp_path):
+    (tmp_path / "prices.yaml").write_text("CPU: {usd_per_hour: 7}")
+    (tmp_path / "own.yaml").write_text(linear.to_yaml())
+    command = ["plan", str(tmp_path / "own.yaml"), f"--prices={tmp_path / 'prices.yaml'}"]
+    assert CliRunner().invoke(app, [*command, "--budget-usd=9"]).exit_code == 0
+    done = CliRunner().invoke(app, [*command, "--budget-usd=1e-9"])
+    assert done.exit_code == 1
+    assert "problem compute.budget_usd = 1e-09: training is expected to cost" in done.output
+
+
 def stored_by(config, steps):
     """Return the bytes of the state and of the exported files after some real steps."""
     with known_data(config) as known, tempfile.TemporaryDirectory() as folder:
