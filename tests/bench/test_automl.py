@@ -214,6 +214,14 @@ def loss_of(scores, truth):
     return log_loss(truth, chances / chances.sum(axis=1, keepdims=True), labels=classes)
 
 
+def off_percent(frame):
+    """Return how far each promised loss is above the one on unseen records.
+
+    It is in percent of the range from the frequencies of the classes to certainty that is right.
+    """
+    return 100 * (frame["promised"].astype(float) - frame["loss"]) / frame["naive"]
+
+
 def busy_seconds():
     """Return the CPU seconds that all programs have used since the machine started."""
     times = psutil.cpu_times()
@@ -257,8 +265,9 @@ def test_search_against_other_searches(peers, tables, tmp_path):
         scores, took = default_lightgbm(train, test)
         found["LightGBM"] = scores, None, took
         truth = pd.read_csv(test)["target"].tolist()
+        naive = loss_of(frequencies(train, test), truth)
         for searcher, (scores, promised, took) in found.items():
-            line = {"table": name, "fold": fold, "searcher": searcher}
+            line = {"table": name, "fold": fold, "searcher": searcher, "naive": naive}
             line |= {"loss": loss_of(scores, truth), "promised": promised, "seconds": took}
             lines.append(line)
             print(line, flush=True)
@@ -268,9 +277,9 @@ def test_search_against_other_searches(peers, tables, tmp_path):
     frame["rank"] = losses.rank()
     # From the worst, 0, to the best, 1, of the table.
     frame["score"] = (losses.transform("max") - frame["loss"]) / width
-    # How far the promised loss is from the one on unseen rows.
-    frame["off_percent"] = 100 * (frame["promised"].astype(float) - frame["loss"]).abs() / width
+    frame["off_percent"] = off_percent(frame)
     print(frame.round(4).to_string())
+    print(frame.groupby("searcher")["off_percent"].agg(["mean", "sem"]).to_string())
     means = frame.groupby("searcher")[["rank", "score", "loss", "off_percent", "seconds"]].mean()
     print(means.sort_values("rank").to_string())
     assert len(frame) == len(TABLES) * FOLDS * (len(PEERS) + 2)
@@ -286,11 +295,11 @@ def test_a_promise_is_kept_on_unseen_records(tables, tmp_path):
         )
         truth = pd.read_csv(test)["target"].tolist()
         loss, naive = loss_of(scores, truth), loss_of(frequencies(train, test), truth)
-        # The range is from the frequencies of the classes to certainty that is always right.
         line = {"table": name, "fold": fold, "promised": promised, "loss": loss, "naive": naive}
-        lines.append({**line, "off_percent": 100 * (promised - loss) / naive})
-        print(lines[-1], flush=True)
-    off = pd.DataFrame(lines)["off_percent"]
-    error = off.std() / len(off) ** 0.5
-    print(f"promised minus loss: {off.mean():+.2f} % of the range, standard error {error:.2f} %")
+        lines.append(line)
+        print(line, flush=True)
+    off = off_percent(pd.DataFrame(lines))
+    print(
+        f"promised minus loss: {off.mean():+.2f} % of the range, standard error {off.sem():.2f} %"
+    )
     assert len(off) == len(TABLES) * FOLDS
