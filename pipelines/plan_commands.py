@@ -72,8 +72,9 @@ def plan(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Folder to write the filled-in configuration to, for models of texts with the "
-            "equivalent files for accelerate, DeepSpeed and Kubeflow Trainer.",
+            help="Folder to write the filled-in configuration to, with the arguments for "
+            "Transformers' Trainer and, for models of texts, the files for accelerate, DeepSpeed "
+            "and Kubeflow Trainer.",
         ),
     ] = None,
     calibrate: Annotated[
