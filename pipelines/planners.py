@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -211,6 +212,8 @@ def _measure(config: RunConfig) -> Measure | None:
         typer.echo("memory by a dry run on fake tensors; --formula leaves it out", err=True)
         from steadytrain.components.plan.calibration import dry_run
 
+        # It warns of kernels that it has not, which fakes do not need.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         with warnings.catch_warnings(action="ignore"):
             return dry_run(
                 architecture_of(config.model),
