@@ -12,6 +12,7 @@ from steadytrain.components.preprocess.sources import check_source
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_fields import is_template
+from steadytrain.components.shared.config.model import ENSEMBLE
 from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.effects import is_local
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
@@ -189,6 +190,12 @@ def check_plugins(config: RunConfig) -> None:
     from steadytrain.components.tasks.checks import check_task
 
     check_task(config)
+    if config.model.framework == ENSEMBLE:
+        # Imported late, with NumPy.
+        from steadytrain.components.train.framework.ensemble import members_of
+
+        for member in members_of(config):
+            member.of(config)
 
 
 def _used(config: RunConfig) -> Iterator[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ from typing import Self
 import psutil
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.model import ENSEMBLE
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError, Stopped, StorageError
 from steadytrain.components.shared.events import Cursor, Event, Sink
 from steadytrain.components.shared.events.types import StepFailed, Warned
@@ -286,7 +287,7 @@ def _imports(config: RunConfig) -> dict[str, Sequence[str]]:
     if config.model.framework == "pytorch":
         return {"preprocess": RANK_IMPORTS}
     # Imported late, because they import NumPy.
-    from steadytrain.components.train.framework.ensemble import ENSEMBLE, members_of
+    from steadytrain.components.train.framework.ensemble import members_of
     from steadytrain.components.train.step import load_trainer
 
     result = list[str]()

@@ -11,7 +11,7 @@ from steadytrain.components.memory.techniques import answering_teacher
 from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import duration, number, size
 from steadytrain.components.sizing.batch import IN_A_NODE, MOST_GPUS
 from steadytrain.components.sizing.decisions import efficiency
 from steadytrain.components.sizing.fit import Choice, choose, with_method, works
@@ -172,7 +172,7 @@ def over_budget(budget: float | None, total: float | None, unknown: str) -> Iter
     if total is None:
         yield f"compute.budget_usd = {budget:g}: it cannot be checked ({unknown})"
     elif total > budget:
-        yield f"compute.budget_usd = {budget:g}: training is expected to cost {total:,.2f} USD"
+        yield f"compute.budget_usd = {budget:g}: training is expected to cost {number(total)} USD"
 
 
 def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:

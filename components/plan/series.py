@@ -20,11 +20,11 @@ from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
+from steadytrain.components.shared.config.model import ENSEMBLE
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.hardware import PriceTable, cores_of_rank
 from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.sizing.time_cost import Span
-from steadytrain.components.train.framework.ensemble import ENSEMBLE
 
 _DOUBLE, _SINGLE, _BIN = 8, 4, 1
 """Bytes of a feature as it is made, of a weight, and of a binned feature."""

@@ -114,6 +114,8 @@ class TablePlan:
         yield f"steps    {self.steps:,}, each with all records of the training side"
         if self.hours is not None:
             yield from time_lines(self.hours, f" by {self.timed_by}", self.usd_per_hour)
+        else:
+            yield f"time     not known: {self.unknown_time}"
         yield f"source   {self.source}"
         yield from (f"  remark: {remark}" for remark in self.remarks)
 

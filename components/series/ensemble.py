@@ -10,7 +10,8 @@ from steadytrain.components.series.boosting import interval_widths
 from steadytrain.components.series.errors import read_values
 from steadytrain.components.series.learner import described, export_with_code
 from steadytrain.components.series.model import Calendar, EnsembleModel, SeriesModel
-from steadytrain.components.train.framework.ensemble import ENSEMBLE, EnsembleLearner
+from steadytrain.components.shared.config.model import ENSEMBLE
+from steadytrain.components.train.framework.ensemble import EnsembleLearner
 
 _HERE: Final = "steadytrain.components.series"
 LEARNERS: Final = {

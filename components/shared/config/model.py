@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,6 +25,8 @@ from steadytrain.components.techniques.dropout import (
 )
 
 Precision = Literal["float32", "bfloat16", "float16"]
+ENSEMBLE: Final = "ensemble"
+"""The framework of a model whose members are models of other frameworks."""
 
 
 class FusionConfig(Section):

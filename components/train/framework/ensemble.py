@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.load import validated
+from steadytrain.components.shared.config.model import ENSEMBLE
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 
-ENSEMBLE: Final = "ensemble"
 SCHEDULED: Final = "pytorch"
 """The framework whose members have a schedule of the learning rate."""
 _OF_SERIES: Final = "steadytrain.components.series.ensemble:SeriesEnsembleLearner"
@@ -77,7 +77,7 @@ def members_of(config: RunConfig) -> list[Member]:
     """Return the members of an ensemble's configuration.
 
     Raises:
-        BadInput: they are none, or not what members are.
+        BadInput: they are none, not what members are, or not as many as the run has steps.
     """
     given = config.model.config.get("members")
     try:
@@ -102,6 +102,12 @@ def members_of(config: RunConfig) -> list[Member]:
                 f"and not below max_steps, which is {item.max_steps}",
                 remedy="leave it out, or take it from best.yaml as it is",
             )
+    if config.training.max_steps != len(result):
+        raise BadInput(
+            f"training.max_steps = {config.training.max_steps}: each step trains one of the "
+            f"{len(result)} members",
+            remedy=f"set it to {len(result)}",
+        )
     return result
 
 
@@ -121,12 +127,6 @@ class EnsembleLearner:
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.members = members_of(config)
-        if config.training.max_steps != len(self.members):
-            raise BadInput(
-                f"training.max_steps = {config.training.max_steps}: each step trains one of the "
-                f"{len(self.members)} members",
-                remedy=f"set it to {len(self.members)}",
-            )
         self.configs = [item.of(config) for item in self.members]
         self.data = data
         self.states = list[State]()

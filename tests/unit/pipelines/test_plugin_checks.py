@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.pipelines import early_checks
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.early_checks import check_plugins
@@ -99,3 +101,18 @@ def test_commands_reject_what_the_task_does_not_learn(tmp_path, setting):
     ended = CliRunner().invoke(app, arguments)
     assert isinstance(ended.exception, ConfigError)
     assert "the loss of data.task causal_lm does not include it" in str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ("[]", "model.config.members has no member"),
+        ("[{framework: sklearn}]", "model.config.members: 0.config"),
+        ("[{framework: sklearn, config: {model_type: linear}}]", "training.max_steps = 2: each"),
+    ],
+)
+def test_ensemble_of_other_members_is_refused_before_its_data_are_read(members, message):
+    model = f"model.config={{model_type: ensemble, members: {members}}}"
+    config = load("vote", ["model.framework=ensemble", model, "training.max_steps=2"])
+    with pytest.raises(BadInput, match=re.escape(message)):
+        check_plugins(config)
