@@ -121,8 +121,8 @@ def plan_series(
         ]
         rows, features, memory = (max(it) for it in zip(*(part[:3] for part in parts), strict=True))
         if steps := [step for *_, step in parts if step]:
-            step = Measured.of_ensemble(steps, [item.max_steps for item in ensemble.members])
-            seconds, stored = step.seconds, step.stored
+            mean = Measured.of_ensemble(steps, [item.max_steps for item in ensemble.members])
+            seconds, stored = mean.seconds, mean.stored
     else:
         learner = BoostingLearner if framework == "mlforecast" else StatisticalLearner
         rows, features, memory, step = _of_learner(

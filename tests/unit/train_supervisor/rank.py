@@ -49,7 +49,7 @@ def finish(folder: AttemptFolder) -> int:
 
 
 def finish_after_report(folder: AttemptFolder) -> int:
-    """Finish although an error is reported, as a rank does that goes on after it hung."""
+    """Finish although an error is reported, as a rank does that continues after a hang."""
     report(folder)
     return finish(folder)
 
