@@ -432,7 +432,8 @@ class _Watch:
         self.ends: list[float] = []
         self.marks: list[float] = []
         self.cast: list[int] = []
-        self.copies = self.copies_at_mark = 0
+        self.copied: list[int] = []
+        self.copies = 0
         self.peaks: list[float] = []
         for layer in layers:
             layer.register_forward_pre_hook(self._layer_begins, with_kwargs=True)
@@ -461,9 +462,15 @@ class _Watch:
         kept = (self.ends[-1] - self.began) / self.count
         if self.period:
             kept = (self.ends[-1] - self.ends[-1 - self.period]) / self.period
+        outside = self.ends[-1] - self.count * kept - self.base - self.entry
+        if self.head_input:
+            # What only the model's forward pass refers to is gone by its backward pass.
+            begun = self.marks[0] - self.copied[0]
+            freed = self.ends[-1] - begun
+            outside, exit_ = outside - freed, exit_ + freed
         return Readings(
             entry=self.entry,
-            outside=self.ends[-1] - self.count * kept - self.base - self.entry,
+            outside=outside,
             kept=kept,
             exit=exit_,
             loss=loss,
@@ -507,9 +514,9 @@ class _Watch:
         self.peaks.append(self.live.peak)
         # Copies that a layer makes when it is computed again; the formula covers them too.
         most = max(self.live.peaks.values(), key=lambda parts: sum(parts.values()), default={})
-        self.cast.append(max(0, most.get(_COPIES, 0) - self.copies_at_mark))
+        self.cast.append(max(0, most.get(_COPIES, 0) - (self.copied[-1] if self.copied else 0)))
         self.marks.append(self.live.bytes)
-        self.copies_at_mark = self.live.held[_COPIES]
+        self.copied.append(self.live.held[_COPIES])
         self.live.begin()
 
 
