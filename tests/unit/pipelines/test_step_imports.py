@@ -25,7 +25,8 @@ SCORING = "steadytrain.components.tabular.scoring"
     ],
 )
 def test_what_learns_and_scores_a_table_is_imported_while_it_is_prepared(model, expected):
-    config = load("tabular", ["data.target=target", "data.source=[table.csv]"])
+    fields = ["data.target=target", "data.source=[table.csv]", f"training.max_steps={len(MEMBERS)}"]
+    config = load("tabular", fields)
     settings = config.model.model_copy(update=model)
     found = local._imports(config.model_copy(update={"model": settings}))
     assert found.keys() == {"preprocess"}
