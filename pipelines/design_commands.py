@@ -117,12 +117,12 @@ def design(
             given.append(("model.config.model_type", framework))
     if data:
         given.append(("data.source", [data]))
-    sizes = {
+    stated = {
         "compute.nodes": nodes,
         "compute.nproc_per_node": per_node,
         "compute.budget_usd": budget_usd,
     }
-    config = _open(source, task, with_options(given, output=output, **sizes)).config
+    config = _open(source, task, with_options(given, output=output, **stated)).config
     check_plugins(config)
     on_cpu = config.compute.device == "cpu"
     if on_cpu:

@@ -169,6 +169,7 @@ def check_plugins(config: RunConfig) -> None:
     Raises:
         ConfigError: with every plugin that cannot be imported, or is not what its group needs; or
             with every setting that the task does not support.
+        BadInput: the members of an ensemble are not those of one.
     """
     if importlib.util.find_spec("torch") is None:
         return

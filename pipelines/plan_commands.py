@@ -130,12 +130,12 @@ def plan(
     from steadytrain.pipelines.sources import open_source
 
     keeps_source(source, write)
-    sizes = {
+    stated = {
         "compute.nodes": nodes,
         "compute.nproc_per_node": gpus_per_node,
         "compute.budget_usd": budget_usd,
     }
-    chosen = open_source(source, with_options(overrides, run=run, output=output, **sizes))
+    chosen = open_source(source, with_options(overrides, run=run, output=output, **stated))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
@@ -180,10 +180,10 @@ def plan(
         dry_run=not by_formula,
     )
     known = Given(source_bytes(config))
-    problems = found.over_budget(known)
-    if as_json:
-        design = found.design(known).serving(tokens_per_second)
-        options.show(found.plan.as_data() | design.parts())
+    design = found.design(known) if as_json or found.leaves_budget else None
+    problems = design.problems if design and found.leaves_budget else ()
+    if design and as_json:
+        options.show(found.plan.as_data() | design.serving(tokens_per_second).parts())
     else:
         typer.echo("\n".join(found.lines(known, tokens_per_second)))
         for problem in problems:

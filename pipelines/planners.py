@@ -76,13 +76,10 @@ class Planned:
         """Return the disk space of the run."""
         return storage_of(self.plan, self.config, given)
 
-    def over_budget(self, given: Given) -> Sequence[str]:
-        """Return the problems of the design if there is a budget, which only a plan of texts checks
-        by itself.
-        """
-        if isinstance(self.plan, Plan) or self.config.compute.budget_usd is None:
-            return ()
-        return self.design(given).problems
+    @property
+    def leaves_budget(self) -> bool:
+        """Whether only the design compares the cost with the budget, as for all but texts."""
+        return not isinstance(self.plan, Plan) and self.config.compute.budget_usd is not None
 
     def lines(self, given: Given, tokens_per_second: float) -> Iterator[str]:
         """Yield the plan for people, with the disk space and the price of inference."""

@@ -453,21 +453,19 @@ class _Watch:
         self._mark()
         spans = list(zip(self.marks, self.peaks[1:], self.cast[1:], strict=False))
         most = max(peak - mark - cast for mark, peak, cast in spans[: len(self.ends)])
-        exit_, loss = self.before_loss - self.ends[-1] + self.entry, 0.0
-        if self.head_input:
-            # The formula counts the head's input with the loss; here, its gradient counts.
-            exit_ += self.entry - self.head_input
-        else:
-            loss = self.peaks[0] - self.copies - self.before_loss
         kept = (self.ends[-1] - self.began) / self.count
         if self.period:
             kept = (self.ends[-1] - self.ends[-1 - self.period]) / self.period
         outside = self.ends[-1] - self.count * kept - self.base - self.entry
+        exit_, loss = self.before_loss - self.ends[-1] + self.entry, 0.0
         if self.head_input:
             # What only the model's forward pass refers to is gone by its backward pass.
-            begun = self.marks[0] - self.copied[0]
-            freed = self.ends[-1] - begun
-            outside, exit_ = outside - freed, exit_ + freed
+            freed = self.ends[-1] - (self.marks[0] - self.copied[0])
+            outside -= freed
+            # The formula counts the head's input with the loss; here, its gradient counts.
+            exit_ += freed + self.entry - self.head_input
+        else:
+            loss = self.peaks[0] - self.copies - self.before_loss
         return Readings(
             entry=self.entry,
             outside=outside,
