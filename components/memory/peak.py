@@ -108,7 +108,7 @@ class _Step:
         if setting.perturbs:
             # A perturbation and its gradient, or the sum of it and the embeddings.
             self.outside += 2 * setting.tokens * shape.hidden * FP32
-        self.before = self.held.gradients - self.held.bucket if self.held.waits else 0
+        self.before = self.held.gradients - self.held.bucket if setting.keeps_gradients else 0
         # Autocast's copies of weights outlive the forward pass if backward needs them.
         self.copies = 0 if setting.recompute else self.held.copies
 
@@ -137,7 +137,7 @@ class _Step:
             yield from self._layers()
         if self.learning == self.shape.layers:
             # A tied table's two gradients and their sum, in addition to what has accumulated.
-            tables = (2 if self.shape.tied else 0) + (1 if held.waits else 0)
+            tables = (2 if self.shape.tied else 0) + (1 if self.setting.keeps_gradients else 0)
             yield self._moment(
                 "the embeddings' backward",
                 layer.entry,
@@ -198,6 +198,7 @@ class _Step:
     def _layers(self) -> Iterator[Memory]:
         """Yield the backward of the last layer, which runs first, and of the first layer."""
         held, layer, count = self.held, self.layer, self.learning
+        keeps = self.setting.keeps_gradients
         growing = held.gradients - held.bucket
         own = growing * self.shape.layer // max(self.shape.parameters - self.shape.frozen, 1)
         recomputed = layer.kept if self.recomputes else 0
@@ -205,19 +206,26 @@ class _Step:
             # The layer's input is already stored. A 16-bit input gets a 32-bit copy in addition.
             recomputed -= layer.entry
         a_layer = held.copies // max(count, 1)
+        # Autocast's copies of the weights of a layer that is computed again; a trace has seen them.
+        again = 0 if self.shape.traced else a_layer
+        # By then, half or all of the feed-forward's matrices have their gradients.
+        new = (held.layer_gradient // 3, held.layer_gradient * 2 // 3)
+        if self.setting.adds_gradients:
+            new = (held.weight_gradient, held.weight_gradient)
         for above, name in (
             (0, "the last layer's backward"),
             (count - 1, "the first layer's backward"),
         ):
             below = count - above
-            head = held.head_gradient if self.shape.tied or not held.waits else 0
-            done = head + (self.before if held.waits else held.bucket + above * own)
-            copies = below * a_layer if self.copies else a_layer
+            head = 0 if keeps and not self.shape.tied else held.head_gradient
+            done = head + (
+                self.before if self.setting.keeps_gradients else held.bucket + above * own
+            )
+            copies = below * a_layer if self.copies else again
             kept = self.outside + below * self.stored + recomputed + copies + layer.entry
-            # By then, half or all of the feed-forward's matrices have their gradients.
             for half, gradient in (
-                (layer.feed_forward_backward, held.layer_gradient // 3),
-                (layer.attention_backward - layer.feed_forward, held.layer_gradient * 2 // 3),
+                (layer.feed_forward_backward, new[0]),
+                (layer.attention_backward - layer.feed_forward, new[1]),
             ):
                 moment = self._moment(name, kept + half, done + gradient)
                 yield replace(moment, buffers=moment.buffers + held.layers_gathered)

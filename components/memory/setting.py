@@ -142,6 +142,19 @@ class Setting:
         return not self.sharing.shards and self.sharing.max_ranks != 1
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients exist in forward: accumulated, or in buckets of DDP and ZeRO-3."""
+        return self.accumulates or self.exchanges or self.by_buckets
+
+    @property
+    def adds_gradients(self) -> bool:
+        """Whether a weight's new gradient is added to what exists, and freed at once.
+
+        FSDP keeps a layer's new gradients until it has shared them.
+        """
+        return self.keeps_gradients and (self.deepspeed or not self.shards_gradients)
+
+    @property
     def deepspeed(self) -> bool:
         return self.sharing.library == "deepspeed"
 

@@ -49,11 +49,9 @@ class States:
     gradients: at the end of backward.
     bucket: the part of `gradients` that is full gradients being exchanged; it doesn't exist in
         forward.
-    waits: whether gradients also exist in forward: while they accumulate, and in the buckets of DDP
-        and ZeRO-3.
     head_gradient: of the head's matrix, before it is sharded. `head_sum`: the same in 32 bits,
         while the loss accumulates it.
-    layer_gradient: of one layer, before it is sharded.
+    layer_gradient: of one layer, before it is sharded. `weight_gradient`: of its largest weight.
     copies: autocast's 16-bit copies of all layers. `head_copy`: of the head. `head_block`: the part
         of a quantized head that is unpacked at a time.
     gathered: other ranks' weights outside the layers. `layers_gathered`: of two layers, while they
@@ -67,10 +65,10 @@ class States:
     gradients: int
     bucket: int
     optimizer: int
-    waits: bool
     head_gradient: int
     head_sum: int
     layer_gradient: int
+    weight_gradient: int
     copies: int
     head_copy: int
     head_block: int
@@ -162,6 +160,7 @@ def states(shape: Shape, setting: Setting) -> States:
     buckets = bucket if setting.shards_gradients or setting.accumulates else 0
     whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
+    a_layer = gradients * shape.layer // max(shape.parameters - shape.frozen, 1)
     host = int(trained * kept.host_bytes(matrices)) + host_table(shape, setting)
     disk = 0
     if setting.offload == DISK:
@@ -178,11 +177,11 @@ def states(shape: Shape, setting: Setting) -> States:
         gradients=own_gradients + buckets,
         bucket=0 if setting.by_buckets or whole_and_waiting else bucket,
         optimizer=optimizer,
-        waits=setting.accumulates or setting.exchanges or setting.by_buckets,
         head_gradient=_head_values(shape, setting)
         * (2 if setting.deepspeed and setting.half else FP32),
         head_sum=_head_values(shape, setting) * FP32,
-        layer_gradient=gradients * shape.layer // max(shape.parameters - shape.frozen, 1),
+        layer_gradient=a_layer,
+        weight_gradient=a_layer * _largest_weight(shape) // max(shape.layer, 1),
         # Autocast keeps no copy of a frozen weight.
         copies=_copies(shape, setting) * (shape.layers - shape.still),
         head_copy=_head_copy(shape, setting),
@@ -193,6 +192,11 @@ def states(shape: Shape, setting: Setting) -> States:
         host=host,
         disk=disk,
     )
+
+
+def _largest_weight(shape: Shape) -> int:
+    """Return the values of a layer's largest weight."""
+    return max((*(matrix.size for matrix in shape.matrices), *shape.experts), default=0)
 
 
 def _head_values(shape: Shape, setting: Setting) -> int:

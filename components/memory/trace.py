@@ -256,6 +256,7 @@ _LAYERS: Final = 12
 _SIZES: Final = (1, 8, 64)
 """Traced micro-batches; between two of them, memory grows linearly."""
 _COPIES: Final = "copies"
+_GRADIENTS: Final = "gradients"
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,9 @@ class Readings:
     exit: what the last norm keeps, and the gradient of the head's input.
     loss: what a plain loss adds to what is kept, including the head's gradient.
     backward: the most that a layer's backward adds, besides the incoming gradient and two thirds of
-        its weights' gradients; with what it computes again.
+        its weights' gradients; with what it computes again, copies of weights too.
+    added: the same while each weight's gradient is added to an existing one and freed, besides the
+        incoming gradient and the largest weight's.
     """
 
     entry: float
@@ -278,20 +281,22 @@ class Readings:
     exit: float
     loss: float
     backward: float
+    added: float
 
     def towards(self, other: Readings, share: float) -> Readings:
         """Interpolate linearly; 0 returns this one, 1 the other."""
         ends = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return Readings(*(first + (second - first) * share for first, second in ends))
 
-    def as_activations(self) -> Activations:
+    def as_activations(self, setting: Setting) -> Activations:
         """Convert to the input of the peak formula; the layer is not split into halves."""
+        backward = int(self.added if setting.adds_gradients else self.backward)
         layer = LayerMemory(
             entry=int(self.entry),
             attention=int(self.kept),
             feed_forward=0,
-            attention_backward=int(self.backward),
-            feed_forward_backward=int(self.backward),
+            attention_backward=backward,
+            feed_forward_backward=backward,
         )
         return Activations(layer, int(self.outside), int(self.exit), int(self.loss))
 
@@ -331,7 +336,7 @@ class Traced:
             below = above = size
         few, many = (self._at(_as_traced(setting, each, self.labels)) for each in (below, above))
         share = (size - below) / (above - below) if above > below else 0.0
-        return few.towards(many, share).as_activations()
+        return few.towards(many, share).as_activations(setting)
 
     def _at(self, setting: Setting) -> Readings:
         if setting not in self.seen:
@@ -421,8 +426,9 @@ class _Watch:
         self.live = LiveTensors(lambda operator, tensor: _kind(operator, tensor, shapes))
         self.count = len(layers)
         gradient = setting.width if setting.strategy == "fsdp" else 4
-        trained = sum(p.numel() for layer in layers for p in layer.parameters() if p.requires_grad)
-        self.gradients = gradient * trained / self.count
+        trained = [p.numel() for layer in layers for p in layer.parameters() if p.requires_grad]
+        self.gradients = gradient * sum(trained) / self.count
+        self.largest_gradient = gradient * max(trained, default=0)
         for tensor in (*model.parameters(), *model.buffers(), *batch.values()):
             self.live.see(tensor, "held")
         self.base = self.live.bytes
@@ -430,11 +436,14 @@ class _Watch:
         self.began: float | None = None
         self.before_loss = 0.0
         self.ends: list[float] = []
-        self.marks: list[float] = []
-        self.cast: list[int] = []
-        self.copied: list[int] = []
+        self.held: list[Counter[str]] = []
         self.copies = 0
-        self.peaks: list[float] = []
+        self.loss_peak = 0.0
+        self.grown: list[float] = []
+        self.added: list[float] = []
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._gradient_ends)
         for layer in layers:
             layer.register_forward_pre_hook(self._layer_begins, with_kwargs=True)
             layer.register_forward_hook(self._layer_ends)
@@ -451,8 +460,7 @@ class _Watch:
         """Return the readings after forward and backward."""
         assert self.began is not None, "no layer of the model has run"
         self._mark()
-        spans = list(zip(self.marks, self.peaks[1:], self.cast[1:], strict=False))
-        most = max(peak - mark - cast for mark, peak, cast in spans[: len(self.ends)])
+        in_layers = slice(1, 1 + len(self.ends))
         kept = (self.ends[-1] - self.began) / self.count
         if self.period:
             kept = (self.ends[-1] - self.ends[-1 - self.period]) / self.period
@@ -460,19 +468,20 @@ class _Watch:
         exit_, loss = self.before_loss - self.ends[-1] + self.entry, 0.0
         if self.head_input:
             # What only the model's forward pass refers to is gone by its backward pass.
-            freed = self.ends[-1] - (self.marks[0] - self.copied[0])
+            freed = self.ends[-1] - (self.held[0].total() - self.held[0][_COPIES])
             outside -= freed
             # The formula counts the head's input with the loss; here, its gradient counts.
             exit_ += freed + self.entry - self.head_input
         else:
-            loss = self.peaks[0] - self.copies - self.before_loss
+            loss = self.loss_peak - self.copies - self.before_loss
         return Readings(
             entry=self.entry,
             outside=outside,
             kept=kept,
             exit=exit_,
             loss=loss,
-            backward=most - self.gradients * 2 / 3,
+            backward=max(self.grown[in_layers]) - self.gradients * 2 / 3,
+            added=max(self.added[in_layers]) - self.largest_gradient,
         )
 
     def _now(self) -> float:
@@ -508,13 +517,23 @@ class _Watch:
         if tensor.requires_grad:
             tensor.register_hook(lambda _: self._mark())  # type: ignore[no-untyped-call]
 
+    def _gradient_ends(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        self.live.rename(parameter.grad, _GRADIENTS)
+        # The most that was alive is recorded for each amount of gradients.
+        self.live.now = self.live.held[_GRADIENTS]
+
     def _mark(self) -> None:
-        self.peaks.append(self.live.peak)
-        # Copies that a layer makes when it is computed again; the formula covers them too.
-        most = max(self.live.peaks.values(), key=lambda parts: sum(parts.values()), default={})
-        self.cast.append(max(0, most.get(_COPIES, 0) - (self.copied[-1] if self.copied else 0)))
-        self.marks.append(self.live.bytes)
-        self.copied.append(self.live.held[_COPIES])
+        before = self.held[-1] if self.held else Counter[str]()
+        moments = [Counter(each) for each in self.live.peaks.values()]
+        if not self.held:
+            self.loss_peak = self.live.peak
+        grown = [each.total() - before.total() for each in moments]
+        news = (each[_GRADIENTS] - before[_GRADIENTS] for each in moments)
+        added = (most - new for most, new in zip(grown, news, strict=True))
+        self.grown.append(max(grown, default=0))
+        self.added.append(max(added, default=0))
+        self.held.append(Counter(self.live.held))
         self.live.begin()
 
 

@@ -121,6 +121,15 @@ def test_formula_and_dry_run_hold_on_held_out_configurations(layers):
     within_what_is_stated(cases, [measured_peak(case) for case in cases])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [replace(CPU, masked=True), replace(HALF, recompute=True)])
+def test_dry_run_frees_each_gradient_that_is_added_to_another(setting):
+    wide = Case(gated("qwen3", head_dim=64, hidden_size=192), replace(setting, micro_batch=1))
+    accumulating = replace(wide, setting=replace(wide.setting, accumulates=True))
+    for case in (wide, accumulating):
+        assert by_dry_run(case) == pytest.approx(measured_peak(case), rel=5e-4), case
+
+
 DDP = replace(CPU, strategy="ddp", ranks=2)
 FSDP = replace(CPU, strategy="fsdp", ranks=2)
 ZERO_1 = replace(DDP, strategy="zero1")

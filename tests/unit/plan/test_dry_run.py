@@ -46,7 +46,7 @@ def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
 
     def read(architecture, traced, labels, period):
         ran.append(traced)
-        return trace.Readings(100, 200, 300, 400, 500, 600)
+        return trace.Readings(100, 200, 300, 400, 500, 600, 700)
 
     monkeypatch.setattr(trace, "_trace", read)
     found, formula = dry_run(LLAMA_1B, setting), peak_memory(shape, setting)
