@@ -36,9 +36,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pydantic import Field
+
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig, TrainingConfig
 from steadytrain.components.shared.config.fields import Decision
+from steadytrain.components.shared.errors import FIX
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.paths import Inside
 from steadytrain.components.shared.records import Record
@@ -159,36 +162,39 @@ class RankError(Record):
     """Why a rank failed.
 
     kind: name of the exception's class.
+    remedy: the fix of this package's own errors, whose message is sufficient; "" for others.
     names: names of its base classes, then those of the exceptions that it was raised from.
     memory_needed: minimum number of bytes that its training needs, by a formula; 0 if unknown.
     still_since: time of a hanging rank's last sign of progress; 0 otherwise.
     """
 
-    rank: int
-    time: float
+    rank: int = 0
+    time: float = Field(default_factory=time.time)
     kind: str
     message: str
-    traceback: str
-    step: int
+    remedy: str = ""
+    traceback: str = ""
+    step: int = 0
     names: tuple[str, ...] = ()
     memory_needed: int = 0
     still_since: float = 0.0
 
     @classmethod
     def of(
-        cls, error: BaseException, rank: int, *, step: int = 0, memory_needed: int = 0
+        cls, error: BaseException, rank: int = 0, *, step: int = 0, memory_needed: int = 0
     ) -> RankError:
         """Return the report of an exception that ends a rank now, without secrets.
 
         User code may raise anything, so its text is cut to a length that every reader can hold.
         """
         name, *more = names_of(error)
+        message, _, remedy = _text_of(error).partition(FIX)
         return cls(
             rank=rank,
-            time=time.time(),
             kind=name,
             names=tuple(more),
-            message=_limited(_text_of(error)),
+            message=_limited(message),
+            remedy=_limited(remedy),
             traceback=_limited(traceback_of(error)),
             step=step,
             memory_needed=memory_needed,

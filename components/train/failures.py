@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import FIX, SteadytrainError, Stopped
+from steadytrain.components.shared.errors import SteadytrainError, Stopped
 from steadytrain.components.shared.events.types import Cause
 from steadytrain.components.shared.foreign import DEVICE_TEXTS, NOT_MAPPED
 from steadytrain.components.shared.output_log import Output
@@ -388,13 +388,13 @@ class _Suspect:
 def _reported(error: RankError) -> _Suspect:
     name = error.kind.rpartition(".")[2]
     kind = _class_of((name, *error.names), f"{name}: {error.message}") or FailureClass.UNKNOWN
-    message, _, remedy = error.message.partition(FIX)
+    own = bool(error.remedy)
     failure = Failure(
         failure_class=kind,
         rank=error.rank,
-        message=redact(message if remedy else f"{name}: {message}"),
-        remedy=remedy or kind.remedy,
-        traceback="" if remedy else redact(error.traceback),
+        message=redact(error.message if own else f"{name}: {error.message}"),
+        remedy=error.remedy or kind.remedy,
+        traceback="" if own else redact(error.traceback),
         failed_step=error.step,
         memory_needed=error.memory_needed,
         still_since=error.still_since,

@@ -125,10 +125,8 @@ class Agent:
         hang = RankError.load(self.node.error) if file.there() else None
         RankError(
             rank=self.share.ranks[0],
-            time=time.time(),
             kind="Unkillable",
             message=f"{why.message}; before: {hang.message}" if hang else why.message,
-            traceback="",
             step=hang.step if hang else 0,
             still_since=hang.still_since if hang else 0.0,
         ).save(self.node.error)
@@ -140,11 +138,8 @@ class Agent:
             return
         RankError(
             rank=killed[0],
-            time=time.time(),
             kind="OOMKilled",
             message="the kernel killed it because the memory of its control group ran out",
-            traceback="",
-            step=0,
         ).save(self.node.error)
 
 

@@ -114,7 +114,6 @@ class HangWatch:
             kind="Hang",
             message=f"no progress for longer than {duration(states[rank].limit)}: {silences}; "
             f"stacks: {self.folder.stacks(rank)}",
-            traceback="",
             step=max((item.beat.step for item in states.values() if item.beat), default=0),
             still_since=now - states[rank].silence,
         )

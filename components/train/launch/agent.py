@@ -207,11 +207,8 @@ class _Node:
         if Awaited(self.folder.error).there():
             return  # the launcher or the agent knew more
         RankError(
-            rank=0,
-            time=time.time(),
             kind=kind,
             message=redact(f"the agent of node {self.number} {what}"),
             traceback=redact(traceback),
-            step=0,
             still_since=still_since,
         ).save(self.folder.error)

@@ -1,17 +1,19 @@
-"""What the cluster reports about a pod, as failures and waiting times: pure functions."""
+"""What the cluster reports about a pod, as errors of its first rank and waiting times.
+
+These are pure functions. The launcher knows the rank.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from steadytrain.components.shared.cluster import NOT_YET, Manifest
-from steadytrain.components.shared.errors import with_fix
 from steadytrain.components.shared.events.types import PodWaited
+from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.failures import CRASHES
 
 _DENIED = re.compile(
@@ -55,27 +57,7 @@ _OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
 _FORBIDDEN = re.compile(r"is forbidden|denied the request|admission webhook|is invalid")
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Why a node is lost or will never start, as in a rank's error.
-
-    kind: as in the taxonomy (train/failures.py).
-    time: Unix seconds.
-    remedy: if it differs from the usual fix for the kind.
-    """
-
-    kind: str
-    message: str
-    time: float
-    remedy: str = ""
-
-    @property
-    def text(self) -> str:
-        """The message and fix, as in this package's errors."""
-        return with_fix(self.message, self.remedy)
-
-
-def lost(pod: Manifest) -> Evidence | None:
+def lost(pod: Manifest) -> RankError | None:
     """Return why a pod ended or is about to; None while it runs or waits, or if it succeeded.
 
     Exceeded memory and disk limits come first, then a node that was taken away: how the containers
@@ -87,7 +69,7 @@ def lost(pod: Manifest) -> Evidence | None:
         return _evidence("OOMKilled", f"pod {name} ran out of its memory limit{_limit(pod)}", ended)
     if status.get("reason") == "Evicted" and _wrote_too_much(status.get("message", "")):
         text = f"pod {name} was evicted: {status['message'].strip()}"
-        return Evidence("StorageError", text, time.time(), _DISK_REMEDY)
+        return RankError(kind="StorageError", message=text, remedy=_DISK_REMEDY)
     taken = _taken(status)
     if taken:
         return _evidence(*taken, ended, name)
@@ -104,7 +86,7 @@ def lost(pod: Manifest) -> Evidence | None:
     return None
 
 
-def hopeless(pod: Manifest) -> Evidence | None:
+def hopeless(pod: Manifest) -> RankError | None:
     """Return why a waiting pod will never start: its image or a setting of it is wrong."""
     for container, reason, message in _waiting(pod):
         if reason in _WRONG or (reason in _PULLING and _DENIED.search(message)):
@@ -112,7 +94,7 @@ def hopeless(pod: Manifest) -> Evidence | None:
     return None
 
 
-def unreachable(pod: Manifest) -> Evidence | None:
+def unreachable(pod: Manifest) -> RankError | None:
     """Return why a pod's image cannot be pulled now, if its registry may answer later."""
     for container, reason, _ in _waiting(pod):
         if reason in _PULLING:
@@ -143,11 +125,11 @@ def same_wait(reason: str, before: str) -> bool:
     return now == then or (now == _IMAGE and then.startswith(_IMAGE))
 
 
-def refused(events: Sequence[Manifest]) -> Evidence | None:
+def refused(events: Sequence[Manifest]) -> RankError | None:
     """Return why no pod can be created, if admission rejects it permanently."""
     for message in _failed_to_create(events):
         if _FORBIDDEN.search(message) and not _OVER_QUOTA.search(message):
-            return Evidence("BadPod", message, time.time(), _WRONG_POD)
+            return RankError(kind="BadPod", message=message, remedy=_WRONG_POD)
     return None
 
 
@@ -188,12 +170,12 @@ def _waiting(pod: Manifest) -> Iterator[tuple[Manifest, str, str]]:
             yield container, waiting.get("reason") or "", message
 
 
-def _stuck(pod: Manifest, container: Manifest, kind: str) -> Evidence:
+def _stuck(pod: Manifest, container: Manifest, kind: str) -> RankError:
     waiting = container["state"]["waiting"]
     state = f"{waiting['reason']}: {waiting.get('message') or 'the cluster says no more'}"
     text = f"pod {pod['metadata']['name']}, image {container['image']}: {state}"
     remedy = _NO_IMAGE if "Image" in waiting["reason"] else _WRONG_POD
-    return Evidence(kind, text, time.time(), remedy)
+    return RankError(kind=kind, message=text, remedy=remedy)
 
 
 def _essence(reason: str) -> str:
@@ -255,13 +237,13 @@ def _limit(pod: Manifest) -> str:
     return f" of {limits['memory']} (compute.pods.memory)" if "memory" in limits else ""
 
 
-def _evidence(kind: str, message: str, ended: Manifest | None, pod: str = "") -> Evidence:
+def _evidence(kind: str, message: str, ended: Manifest | None, pod: str = "") -> RankError:
     text = f"pod {pod} {message}" if pod else message
-    return Evidence(kind, text.strip(), _ended_at(ended) if ended else time.time())
+    return RankError(kind=kind, message=text.strip(), time=_ended_at(ended))
 
 
-def _ended_at(ended: Manifest) -> float:
-    finished = ended.get("finishedAt")
+def _ended_at(ended: Manifest | None) -> float:
+    finished = (ended or {}).get("finishedAt")
     return datetime.fromisoformat(finished).timestamp() if finished else time.time()
 
 

@@ -24,7 +24,6 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.launch.evidence import (
-    Evidence,
     hopeless,
     is_waiting,
     lost,
@@ -98,10 +97,10 @@ class JobFollower(threading.Thread):
                 self.ending.wait(LOOK_SECONDS)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
-            self._lose_all(Evidence(kind, error.message, time.time(), error.remedy))
+            self._lose_all(RankError(kind=kind, message=error.message, remedy=error.remedy))
         except Exception as error:
             # Otherwise nothing would watch the pods, and a missing pod would be waited for forever.
-            self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
+            self._lose_all(RankError.of(error))
 
     def end(self) -> None:
         """Ask the thread to end, and wait until it has."""
@@ -130,7 +129,7 @@ class JobFollower(threading.Thread):
             self._wait_for(node)
         elif pod is None or (before and _uid(pod) != _uid(before)):
             name = (before or {})["metadata"]["name"]
-            self._lose(node, Evidence("PodDeleted", f"pod {name} was deleted", time.time()))
+            self._lose(node, RankError(kind="PodDeleted", message=f"pod {name} was deleted"))
         elif why := lost(pod):
             self._lose(node, why)
         elif pod["status"].get("phase") == "Succeeded":
@@ -151,7 +150,7 @@ class JobFollower(threading.Thread):
             reason = reason or why_absent(self._events(pod["metadata"]["name"]))
             self._lose(node, self._late(f"pod {pod['metadata']['name']}", reason))
 
-    def _gave_up_pulling(self, node: int, pod: Manifest) -> Evidence | None:
+    def _gave_up_pulling(self, node: int, pod: Manifest) -> RankError | None:
         """Return why a pod has no image, if its registry has not answered for too long.
 
         All attempts in a row together wait as long as for a node. The kubelet keeps trying.
@@ -175,7 +174,7 @@ class JobFollower(threading.Thread):
             self._lose(node, why)
         elif self.cluster.get(self.job.kinds[0], self.job.name) is None:
             gone = f"{self.job.kinds[0].name} {self.job.name} was deleted"
-            self._lose(node, Evidence("PodDeleted", gone, time.time()))
+            self._lose(node, RankError(kind="PodDeleted", message=gone))
         elif waited > self._limit:
             self._lose(node, self._late(f"the pod of node {node}", reason))
 
@@ -183,33 +182,26 @@ class JobFollower(threading.Thread):
     def _limit(self) -> float:
         return self.job.pods.pending_timeout_seconds
 
-    def _late(self, what: str, reason: str) -> Evidence:
-        return Evidence(
-            "PendingTimeout",
-            f"{what} did not start within {duration(self._limit)} "
+    def _late(self, what: str, reason: str) -> RankError:
+        return RankError(
+            kind="PendingTimeout",
+            message=f"{what} did not start within {duration(self._limit)} "
             f"(compute.pods.pending_timeout_seconds){': ' if reason else ''}{reason}",
-            time.time(),
-            "request less (compute.nodes, compute.pods), wait until there is capacity, or "
+            remedy="request less (compute.nodes, compute.pods), wait until there is capacity, or "
             "raise compute.pods.pending_timeout_seconds",
         )
 
-    def _lose(self, node: int, why: Evidence) -> None:
+    def _lose(self, node: int, why: RankError) -> None:
         """Write the reason to the folder, unless the node's agent already reported one."""
         if node in self.gone:
             return
         node_folder = self.folder.node(node)
         if not Awaited(node_folder.exits).there() or why.kind not in _TOLD_BY_AGENTS:
-            RankError(
-                rank=node * self.job.compute.nproc_per_node,
-                time=why.time,
-                kind=why.kind,
-                message=why.text,
-                traceback="",
-                step=0,
-            ).save(node_folder.error)
+            first = node * self.job.compute.nproc_per_node
+            why.model_copy(update={"rank": first}).save(node_folder.error)
         self.gone.add(node)
 
-    def _lose_all(self, why: Evidence) -> None:
+    def _lose_all(self, why: RankError) -> None:
         if self.ending.is_set():
             return
         for node in self._nodes():

@@ -412,9 +412,7 @@ class Curve:
     def _(self, event: StepFailed) -> None:
         """The trial ended before an attempt, or without one."""
         self._condition, self._error = "failed", event.message
-        reported = RankError(
-            rank=0, time=event.time, kind=event.error, message=event.message, traceback="", step=0
-        )
+        reported = RankError(kind=event.error, message=event.message)
         self._failure = str(classify([reported], {}, {}).failure_class)
 
     def _report(self, attempt: int, step: int, when: float) -> None:

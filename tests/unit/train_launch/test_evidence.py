@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.failures import classify
 from steadytrain.components.train.launch.evidence import (
     hopeless,
@@ -29,15 +28,7 @@ CAPTURED = json.loads(Path(__file__).with_name("captured_pods.json").read_text()
 
 
 def failure_class(evidence):
-    error = RankError(
-        rank=0,
-        time=evidence.time,
-        kind=evidence.kind,
-        message=evidence.text,
-        traceback="",
-        step=0,
-    )
-    return classify([error], {}, {}).failure_class
+    return classify([evidence], {}, {}).failure_class
 
 
 def pod(*, terminated=None, **status):
@@ -159,7 +150,7 @@ def test_lost_pod_has_a_reason(expected, told, words):
     evidence = lost(told)
     assert evidence is not None
     assert failure_class(evidence) == expected
-    assert words in evidence.text
+    assert words in evidence.message + evidence.remedy
     assert told["metadata"]["name"] in evidence.message
 
 

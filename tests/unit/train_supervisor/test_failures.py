@@ -244,7 +244,7 @@ FINAL = {"data", "user_bug"}
 
 
 def told_by(error):
-    return classify([reported(type(error).__name__, str(error))], {0: 1}, {})
+    return classify([RankError.of(error)], {0: 1}, {})
 
 
 def judge(failure, expected, remedy):
@@ -318,7 +318,7 @@ def test_whatever_user_code_raises_is_reported(tmp_path, error, expected, text):
 
 
 def test_product_errors_keep_their_message():
-    failure = classify([reported("BadInput", "model 'x': none\n  fix: give one")], {0: 1}, {})
+    failure = told_by(BadInput("model 'x': none", remedy="give one"))
     assert (failure.message, failure.remedy, failure.traceback) == (
         "model 'x': none",
         "give one",
