@@ -67,7 +67,7 @@ def plan(config: RunConfig) -> Plan:
         return Plan(known, skipped, units, None, None, None)
     records, families_by_name = sum(preview.sizes), families()
     costs = [families_by_name[item.family].seconds for item in known]
-    # What is searched for after the portfolio costs as much as the portfolio's mean.
+    # A configuration after the portfolio is expected to cost as much as the portfolio's mean.
     each = [
         costs[index] if index < len(costs) else sum(costs) / len(costs)
         for index in range(units // folds + (units % folds > 0))

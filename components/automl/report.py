@@ -251,7 +251,7 @@ def _importance(found: Explanation) -> Markup:
 
 def _dependence(column: str, found: Dependence, board: Board) -> Figure:
     """Draw the mean prediction by a column's value."""
-    # Of two classes, the second one says it all.
+    # With two classes, the second one is enough.
     lines = found.values.T.tolist()
     names = list(board.labels)
     if len(names) == 2 and not board.sets:

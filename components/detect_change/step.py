@@ -193,7 +193,7 @@ def _between_halves(halves: Shares, measure: Measure) -> float:
 def kfp_detect_change(*, page: dsl.HTML, **parameters: Any) -> bool:
     """Run the step.
 
-    It writes nothing to the run's folder, because a run may not follow. The report of this pipeline
+    It writes nothing to the run's folder, because there may be no run. The report of this pipeline
     run finds its result elsewhere.
 
     Returns:

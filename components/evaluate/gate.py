@@ -305,7 +305,7 @@ class Gate:
                 )
 
     def _beyond(self, comparisons: Sequence[Comparison]) -> str:
-        """Say how much better than the others the candidate is, as far as it is."""
+        """Say how much better than the others the candidate is, where it is better."""
         return "".join(
             f", {_better(item.improvement.value)} than {item.what}"
             for item in comparisons

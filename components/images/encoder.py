@@ -209,7 +209,7 @@ def read_image(column: str, content: Any, settings: ImagesConfig) -> ReadImage |
         Defect: it is something else, or broken.
     """
     if isinstance(content, Mapping):
-        # As the library `datasets` stores images.
+        # The library `datasets` stores images like this.
         content = content.get("bytes")
     if content is None:
         return None

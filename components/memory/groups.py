@@ -170,7 +170,7 @@ def layer_scales(model: torch.nn.Module, decay: float) -> Mapping[str, float]:
     depth_of = {item: depth for depth, layer in enumerate(layers, 1) for item in layer.parameters()}
     depth, top, scales = 0, len(layers) + 1, {}
     for name, item in model.named_parameters():
-        # What a model lists before its layers comes before them.
+        # Modules that a model lists before its layers run before them.
         depth = depth_of.get(item, top if depth else 0)
         scales[name] = decay ** (top - depth)
     return scales

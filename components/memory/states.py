@@ -119,7 +119,7 @@ def weight_bytes(shape: Shape, setting: Setting) -> int:
     kind, trained = setting.adapter.kind, trained_parameters(shape, setting)
     if kind == "none":
         # DeepSpeed computes with 16-bit weights; the 32-bit ones are in its optimizer.
-        # What trains besides the model counts too.
+        # Other trained parameters, such as a projection, count too.
         values = trained + shape.frozen
         return values * (2 if setting.deepspeed and setting.half else FP32)
     in_layers = shape.layers * sum(matrix.size for matrix in shape.matrices)
@@ -150,7 +150,7 @@ def states(shape: Shape, setting: Setting) -> States:
     ranks = setting.ranks
     optimizer = state // ranks if setting.shards_optimizer else state
     own_gradients = gradients // ranks if setting.shards_gradients else gradients
-    # What training components keep is sharded and offloaded like the optimizer's state.
+    # Training components' tensors are sharded and offloaded like the optimizer's state.
     copies = FP32 * trained * setting.weight_copies
     optimizer += copies // ranks if setting.shards_optimizer else copies
     bucket = 0
@@ -164,7 +164,7 @@ def states(shape: Shape, setting: Setting) -> States:
     host = int(trained * kept.host_bytes(matrices)) + host_table(shape, setting)
     disk = 0
     if setting.offload == DISK:
-        # What training components keep is never in these files.
+        # Training components' tensors are never in these files.
         disk, optimizer = (state + FP32 * trained) // ranks, 0
         group = min(LARGEST_GROUP + shape.embeddings // ranks, trained // ranks)
         host += FP32 * group * swap_buffers(len(kept.tensors)) + copies // ranks

@@ -467,7 +467,7 @@ class _Watch:
         outside = self.ends[-1] - self.count * kept - self.base - self.entry
         exit_, loss = self.before_loss - self.ends[-1] + self.entry, 0.0
         if self.head_input:
-            # What only the model's forward pass refers to is gone by its backward pass.
+            # Tensors that only the forward pass refers to are freed before the backward pass.
             freed = self.ends[-1] - (self.held[0].total() - self.held[0][_COPIES])
             outside -= freed
             # The formula counts the head's input with the loss; here, its gradient counts.

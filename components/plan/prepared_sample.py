@@ -49,7 +49,7 @@ class KnownData:
 
     @property
     def rows(self) -> int:
-        """Of the training side of all data."""
+        """For the training side of all data."""
         return max(1, round(self.record.sides["train"].rows * self.scale))
 
 

@@ -318,7 +318,7 @@ def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
     table = pa.Table.from_pylist(values, schema=encoder.schema)
     described = encoder.describe({"train": [table], "validation": [], "test": []})
     inputs = inputs_of(config)
-    # Of several files, not all records are read.
+    # If there are several files, not all records are read.
     if len(inputs.files) + len(inputs.datasets) == 1 and len(records) < _READ:
         return described, len(good), len(labels), "all records, before they are split"
     return described, None, len(labels), f"the first {len(records):,} records"

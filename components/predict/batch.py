@@ -227,7 +227,7 @@ def predict(
             show(state)
         _run(batcher, inputs, data, scratch, batch_size, limit, show, saved)
         if saved:
-            # What follows must not be repeated on a complete file.
+            # The next steps must not be repeated on a complete file.
             saved.remove()
         with _writing(partial):
             predictions.close()
@@ -440,7 +440,7 @@ class _Batcher:
             )
 
     def save(self, saved: SavedProgress) -> None:
-        """Write what has been predicted, and how far that is, to the disk."""
+        """Flush the predictions and the progress to the disk."""
         with _writing(self._path):
             self._quarantine.flush()
             saved.save(self.state)

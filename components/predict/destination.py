@@ -75,7 +75,7 @@ def local_file(out: str) -> Iterator[Path]:
         if refused.is_file():
             storage.upload(refused, refused.name)
         elif storage.exists(refused.name):
-            # Of predictions that these replace.
+            # A file of the predictions that these replace.
             storage.delete(refused.name)
         storage.upload(path, name)
     except StorageError as error:

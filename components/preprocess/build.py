@@ -220,7 +220,7 @@ class _Builder:
         (self.folder / COLUMNS).write_text(content, encoding="utf-8")
         for remark in description.remarks():
             self._warn(remark)
-        # Which columns are texts is known only now.
+        # Only now is it known which columns are texts.
         if cut := getattr(self.encoder, "cut", None):
             tokenizer = cached_tokenizer(self.folder / TOKENIZER)
             for side in SIDES:

@@ -106,7 +106,7 @@ class Division:
 
     @classmethod
     def in_time(cls, records: Iterable[pa.Table], encoder: Any, folds: int) -> Division:
-        """Divide documents by time into `folds` + 2 parts, for folds whose origin rolls on.
+        """Divide documents by time into `folds` + 2 parts, for rolling-origin folds.
 
         Args:
             records: tables with the columns id and those of `Encoder.test_columns`.
@@ -182,7 +182,7 @@ def assign(
     """
     order = sorted(range(len(documents)), key=lambda row: _order_key(salt, documents[row]))
     names = [groups[row] or f"\0{documents[row]}" for row in order]
-    # As numbers in this order: the splitters sort groups of equal size by their names.
+    # Numbers in this order, because the splitters sort groups of equal size by their names.
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     units = [numbers[name] for name in names]
     classes = [labels[row] for row in order] if labels is not None else [""] * len(order)

@@ -57,7 +57,7 @@ _MEASURED: Final = re.compile(r"(score|rating|target|value)s?", re.IGNORECASE)
 """Names of columns whose fractions may be what is to be predicted."""
 _FLAGS: Final = ("0", "1", "True", "False")
 _FEW: Final = 20
-"""With fewer records, the number of different labels says nothing."""
+"""The number of different labels means nothing with fewer records."""
 _Files = list[tuple[SourceFile, str]]
 """Files with their formats."""
 

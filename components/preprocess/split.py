@@ -223,7 +223,7 @@ def stratify(
     names, class_of, counts = np.unique(labels_of, return_inverse=True, return_counts=True)
     rarest_first = np.lexsort((class_of, counts[class_of], owners))
     strata = class_of[rarest_first[np.unique(owners, return_index=True)[1]]]
-    # Of many classes in few groups, each may be the rarest of one or two.
+    # With many classes in few groups, each class may be the rarest in one or two groups.
     enough = np.minimum(counts, len(shares) + 1) if sets else counts
     few = np.bincount(strata, minlength=len(names)) < enough
     strata[few[strata] & (counts[strata] > len(shares))] = len(names)

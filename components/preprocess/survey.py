@@ -315,7 +315,7 @@ def _warn_of_splits(data: DataConfig, reading: Reading, warn: Callable[[str], No
 
 
 def set_aside(findings: Findings) -> dict[str, int]:
-    """Return the number of records that are left out because of others, by reason."""
+    """Return how many records are left out as duplicates or leaks, by reason."""
     counts = np.bincount(findings.codes, minlength=len(REASONS)).tolist()
     return {reason: count for reason, count in zip(REASONS, counts, strict=True) if reason}
 

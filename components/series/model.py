@@ -69,7 +69,7 @@ _CYCLES = {
     "hour": 24.0,
     "minute": 60.0,
 }
-"""After how many of its units a number of a time repeats."""
+"""The period of each part of a time, in its own units."""
 
 
 class Moment(NamedTuple):

@@ -39,7 +39,7 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _UNNAMED: Final = re.compile(r"LABEL_([0-9]+)")
 """What Transformers calls a class without a name."""
 _CLASSES: Final = 20
-"""More whole numbers than these may be numbers to predict."""
+"""With more whole numbers than this, they may be targets of a regression."""
 _SHOWN: Final = 12
 _CHARACTERS: Final = 80
 

@@ -114,7 +114,7 @@ def serve(
 def config_of(app: Any, **options: Any) -> uvicorn.Config:
     """Return how an ASGI app is served. Options of uvicorn replace those that all servers have."""
     known = {
-        # With uvloop, where that is installed, what arrives before the stop would not be answered.
+        # uvloop, where it is installed, would drop requests that arrive before the stop.
         "loop": "asyncio",
         "http": Connection,
         "backlog": BACKLOG,

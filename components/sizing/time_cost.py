@@ -56,7 +56,7 @@ _ON_A_CPU: Final = _OnLogits(1100, 550, 1270)
 ratio of arithmetic to bandwidth is about the same in 32 bits."""
 _ON_A_GPU: Final = _OnLogits(550, 3850, 7700)
 """An assumption: 10, 70 and 140 bytes of memory traffic, counted from the operators, and 55 FLOPs
-in the time of a byte, as of an A100 with 312 TFLOPS at 35 % utilization and 2 TB/s."""
+per byte of traffic: an A100 with 312 TFLOPS at 35 % utilization and 2 TB/s."""
 
 
 @dataclass(frozen=True)

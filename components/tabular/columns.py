@@ -170,7 +170,7 @@ def inferred(
     allowed: Sequence[str] = (),
     text: str | None = None,
 ) -> Table:
-    """Return what the columns of the training side are.
+    """Describe the columns of the training side.
 
     Args:
         columns: values by column, as JSON has them; None where there is none.

@@ -395,7 +395,7 @@ def isotonic_chances(chances: Any, curves: Sequence[Sequence[Sequence[float]]]) 
     each = [np.interp(chances[..., n], at, values) for n, (at, values) in enumerate(curves)]
     result = np.stack(each, axis=-1)
     total = result.sum(axis=-1, keepdims=True)
-    # As there, all classes are as likely where none is.
+    # Where no class has a chance, all are equally likely, as there.
     even = np.full_like(result, 1 / len(curves))
     return np.divide(result, total, out=even, where=total > 0)
 

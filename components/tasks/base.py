@@ -452,7 +452,7 @@ def _imported(name: str) -> object:
 
 
 def _reach_current_folder() -> None:
-    """Let modules in the current folder be imported, as they are with `python -m`.
+    """Make modules in the current folder importable, as `python -m` does.
 
     They come last, so that a file there never hides a package.
     """

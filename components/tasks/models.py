@@ -328,7 +328,7 @@ def _quantized(
     drawn = torch.get_rng_state()
     model: Any = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
     if new := quantized_modules(model, new_modules(model)):
-        # Such as a classifier: it is trained, which needs all its bits.
+        # Such as a classifier. It is trained, so it keeps full precision.
         kept = [*model.hf_quantizer.modules_to_not_convert, *new]
         how["quantization_config"].llm_int8_skip_modules = kept
         # A device may have memory for one of them only.

@@ -50,7 +50,7 @@ class Scale:
 
 
 def standardize(model: Any, data: DataRecord, *, trained: bool) -> Scale | None:
-    """Let the head of a model return targets: numbers with a mean of 0 and a deviation of 1.
+    """Make the head of a model return standardized targets: mean 0, standard deviation 1.
 
     Without a bias, it cannot hold the mean: its numbers are divided by their root mean square.
 

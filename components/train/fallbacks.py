@@ -56,7 +56,7 @@ class Fallback:
 
 def _offloaded(batch: BatchSettings) -> BatchSettings:
     offloads = strategy_spec(batch.strategy).offloads
-    # What is on disk would not fit into host memory.
+    # States on disk would not fit into host memory.
     movable = offloads and batch.offload != DISK
     return replace(batch, offload=offloads[-1]) if movable else batch
 

@@ -88,7 +88,7 @@ class _Source:
             names = [*_names(node)]
             result |= dict.fromkeys(names, self._lines(node))
             if last and _is_text(node):
-                # What it says about the value before it.
+                # Its statement about the value before it.
                 result[last] += f"\n{self._lines(node)}"
             last = names[-1] if names else ""
         return result

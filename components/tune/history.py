@@ -130,7 +130,7 @@ class History:
         return sum(trial.status == "skipped" for trial in self.trials)
 
     def apply(self, record: Record) -> None:
-        """Take in the next record.
+        """Add the next record.
 
         Raises:
             BadInput: it does not follow from the records before it.

@@ -145,7 +145,7 @@ def range_config(config: RunConfig) -> RunConfig:
             "load_best_model_at_end": False,
         }
     )
-    # That the loss explodes is what the test waits for.
+    # The test ends when the loss explodes.
     recovery = config.recovery.model_copy(update={"spike_threshold": 0.0})
     return config.model_copy(update={"training": training, "recovery": recovery})
 
@@ -277,7 +277,7 @@ def setting(result: RangeResult) -> str:
 
 
 def _chart(result: RangeResult) -> Markup:
-    # What explodes would press all other losses into one line.
+    # A loss that explodes would flatten the other points into one line.
     first = result.points[0].smoothed if result.points else 0.0
     shown = [item for item in result.points if item.loss < 2 * first]
     dots = [((item.rate, item.loss), f"{number(item.rate)}: {number(item.loss)}") for item in shown]

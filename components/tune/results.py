@@ -189,7 +189,7 @@ class Lines:
     def __init__(
         self, say: Callable[[str], object], describe: Callable[[Trial], str] | None = None
     ) -> None:
-        """Say each line.
+        """Report each line.
 
         Args:
             describe: returns a new trial in words; None for its parameters.

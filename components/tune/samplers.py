@@ -49,7 +49,7 @@ _OWN_TRIES: Final = 20
 """Tries with the sampler itself. Later ones are random, since it may insist on what does not
 fit."""
 _LARGEST_GRID: Final = 100_000
-"""As many as `tune.budget.trials` can be."""
+"""The most that `tune.budget.trials` can be."""
 
 
 class Suggester(Protocol):
@@ -70,7 +70,7 @@ class Suggester(Protocol):
         return True
 
     def note(self, trial: Trial) -> None:  # noqa: ARG002
-        """Take in that a trial started, reported, paused or ended."""
+        """Note that a trial started, reported, paused or ended."""
         return
 
     def skipped(self, number: int, params: Params, elapsed: float) -> str:  # noqa: ARG002

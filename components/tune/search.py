@@ -307,7 +307,7 @@ def _epochs(config: RunConfig) -> str:
 
 
 def _lose_damaged(study: Study, folder: Path, notify: Callable[[str], object]) -> None:
-    """Let finished trials train again whose scores are not as they left them."""
+    """Train finished trials again if their files of scores have changed."""
     for trial in study.history.trials:
         trial_folder = TrialFolder(folder, trial.number)
         if (

@@ -216,7 +216,7 @@ def conclude(config: RunConfig, job: str = "") -> Path:
         print(f"not removed: {problem}", file=sys.stderr)
     page = _reported(config, job, progress=progress)
     if (folder / WINNER).is_file():
-        # A pipeline run is submitted again at most once, here or there.
+        # A pipeline run is resubmitted at most once: by the search or by the run of its winner.
         finished = outcome(gather(workspace)).state == "finished"
         _reported(load(folder / WINNER), job if finished else "")
     return page

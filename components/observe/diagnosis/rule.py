@@ -42,7 +42,9 @@ RECENT: Final = 20
 
 
 class ObservedRun:
-    """What happened in training, without steps that a resumed attempt repeats. Bounded memory.
+    """What happened in training, without the steps that a resumed attempt repeats.
+
+    Its memory is bounded.
 
     attempt: the newest attempt.
     ready: its start of training.

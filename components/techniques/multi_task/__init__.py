@@ -34,7 +34,7 @@ class MultiTaskConfig(ObjectiveConfig):
     )
     loss_weights: dict[str, Weight] = Field(
         {},
-        description="By which the loss of each part's rows is multiplied. Empty means 1 for all.",
+        description="The factor of each part's loss, by the part's name. Empty means 1 for all.",
     )
     loss_weighting: Literal["fixed", "uncertainty"] = Field(
         "fixed",

@@ -384,6 +384,6 @@ class Served:
 
 def _serve(serve: Callable[[Requests], int], channel: socket.socket, theirs: socket.socket) -> int:
     theirs.close()
-    # So that Ctrl-C in the terminal reaches only the process that forked this one.
+    # Ctrl-C in the terminal then reaches only the process that forked this one.
     os.setsid()
     return serve(Requests(channel))

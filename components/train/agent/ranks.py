@@ -172,7 +172,7 @@ def started(
                 ranks.kill()
             finally:
                 for rank in share.ranks:
-                    # Of what native code and other programs have printed.
+                    # Output of native code and other programs.
                     redact_file(folder.log(rank))
 
 

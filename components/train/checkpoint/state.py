@@ -84,7 +84,7 @@ def state_tensors(
 
 
 def _as_tensor(value: float) -> torch.Tensor:
-    # Of the type that has every bit of Python's own.
+    # A Python float is 64 bits wide.
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 

@@ -47,7 +47,7 @@ class Halving:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         training = parts.config.training
-        # What a package's component or the noise scale has counted cannot be taken back, and
+        # The counts of a package's component or of the noise scale cannot be undone, and
         # neither can what the model has learned in buffers, such as batch normalization.
         self._repeatable = (
             parts.strategy.repeats

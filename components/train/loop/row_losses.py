@@ -137,7 +137,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             data.fingerprint,
             config.data.task,
             task_code(config.data.task),
-            # What is drawn from a row.
+            # Which tokens of a row are masked or hidden at random.
             training.masking.model_dump(mode="json"),
             training.denoising.model_dump(mode="json"),
             "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",

@@ -51,7 +51,7 @@ _FILE_BYTES: Final = 2**25
 """What a file has at most: a killed attempt loses one file per rank, and ranks wait for each other
 after each."""
 _FORMAT: Final = 1
-"""Changes if the same teacher's answers would be stored otherwise."""
+"""Increase it when the format of stored answers changes."""
 _TYPES: Final[Mapping[str, Any]] = {
     CLASSES: pa.list_(pa.int32()),
     LIKELY: pa.list_(pa.float32()),

@@ -103,7 +103,7 @@ class Training(TrainingLoop):
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
             on_warning=reporter.warn,
-            # What was too much for host memory is written as it lies on disk.
+            # A state on disk would not fit into host memory, so it is saved from its files.
             snapshot=parts.batch.snapshot and parts.batch.offload != DISK,
         )
 

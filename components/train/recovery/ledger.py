@@ -199,7 +199,7 @@ class Ledger:
                 (index, line[NUMBER]) for index, line in enumerate(lines) if isinstance(line, dict)
             )
             start = next((number - index for index, number in known), end)
-            # What an earlier supervisor wrote after this one took over is void.
+            # Lines that an earlier supervisor wrote after this one took over are void.
             states = {number: event for number, event in states.items() if number < start}
             problems = {number: why for number, why in problems.items() if number < start}
             number = start

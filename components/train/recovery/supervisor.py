@@ -329,7 +329,7 @@ class Supervisor:
             return ending, step, None
 
     def _adjust(self, watch: Watch, attempt: int, step: int) -> None:
-        """Record the change that a person asked for, which counts from here on."""
+        """Record the change that a person requested. It applies from this step on."""
         request, problem = take(self.workspace, self.config)
         if problem:
             watch.record(Warned(stage="train", message=problem))

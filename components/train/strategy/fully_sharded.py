@@ -132,7 +132,7 @@ class FullySharded(Strategy):
         }
 
     def _spread(self) -> None:
-        # What was gathered for the last forward pass is stale.
+        # Weights gathered for the last forward pass are stale.
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()

@@ -233,7 +233,7 @@ def build_model(kind: Kind) -> Any:
     model, loaded = kind.auto.from_pretrained(located(RUN["base"]), **where, **settings)
     kind.new = frozenset((*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])))
     if full := quantized_modules(model, kind.new_modules()):
-        # What is trained itself, such as a classifier, needs all its bits.
+        # Modules that are trained, such as a classifier, keep full precision.
         kept = [*model.hf_quantizer.modules_to_not_convert, *full]
         settings["quantization_config"].llm_int8_skip_modules = kept
         del model

@@ -79,7 +79,7 @@ class Pairs(Kind):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         batch = self.padded([document for row in rows for document in documents_of(row)])
-        # As labels, Trainer would count them.
+        # Trainer would count them if they were labels.
         return {"targets": batch.pop("labels"), **batch}
 
 

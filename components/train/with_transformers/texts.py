@@ -124,7 +124,7 @@ class Numbers(Texts):
         return (outputs.logits.float()[:, 0] - labels).square().sum() / items
 
     def end(self, model: Any) -> None:
-        """Let the model return the numbers of the data."""
+        """Make the model return targets in the data's own units."""
         rescale(number_head(model)[1], self.shift, self.unit)
 
 

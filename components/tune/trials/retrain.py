@@ -11,7 +11,7 @@ from steadytrain.components.shared.errors import TrainingFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord, TrainRecord
 
 _LONGEST_PREFIX: Final = 43
-"""So that, with a digest, it is the name of a run."""
+"""Characters. With a digest, it still has to be a valid name of a run."""
 
 
 @dataclass(frozen=True)
