@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from steadytrain.components.shared.bounded import data_bytes
 from steadytrain.components.shared.errors import DataError, SteadytrainError
+from steadytrain.components.shared.processes import set_title
 from steadytrain.components.shared.quantities import size
 
 SMALL_BYTES: Final = 4 << 20
@@ -112,6 +113,7 @@ class _WithoutPandas(MetaPathFinder):
 
 def _start() -> None:
     """Leave Ctrl-C to the parent, and exit if the parent is killed."""
+    set_title("worker of preprocess")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if "pandas" not in sys.modules:
@@ -205,6 +207,7 @@ def _end(process: subprocess.Popen[bytes]) -> str:
 
 def _serve(memory: int) -> None:
     """Answer requests until there are no more."""
+    set_title("reader of data")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     # Keep a library's output separate from the answers.

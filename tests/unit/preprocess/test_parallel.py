@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from steadytrain.components.preprocess.parallel import workers
+from steadytrain.components.preprocess.parallel import IsolatedProcess, workers
 from steadytrain.components.shared.errors import SteadytrainError
 
 
@@ -34,6 +34,15 @@ def test_arrow_imports_pandas_in_a_worker_only_for_a_conversion() -> None:
     with workers(2) as pool:
         assert list(pool.map(eval, [f"({array}, {imported})[1]"])) == [False]
         assert list(pool.map(eval, [f"list({array}.to_pandas())"])) == [[1]]
+
+
+def test_titles_say_what_a_process_does() -> None:
+    title = "open('/proc/self/cmdline').read()"
+    with workers(2) as pool:
+        assert next(pool.map(eval, [title])).startswith("steadytrain: worker of preprocess")
+    with IsolatedProcess() as isolated:
+        (found,) = isolated.iterate("title", eval, f"[{title}]")
+        assert found.startswith("steadytrain: reader of data")
 
 
 def test_worker_that_is_killed_is_an_error() -> None:
