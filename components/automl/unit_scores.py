@@ -77,7 +77,7 @@ def why_incomplete(trials: Sequence[Trial], folds: int) -> str:
         if trial.status == "skipped":
             return trial.reason
     done = sum(trial.status == "finished" for trial in trials)
-    return "" if done == folds else f"the budget ended it after {done} of {folds} folds"
+    return "" if done == folds else f"the search ended after {done} of its {folds} folds"
 
 
 def best_step(trial: Trial, item: Configuration) -> int:
