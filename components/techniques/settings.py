@@ -87,8 +87,8 @@ class TechniqueConfig(Section):
 
     @property
     def on(self) -> bool:
-        """Whether it is used."""
-        raise NotImplementedError
+        """Whether it is used. A section whose validators read it has a definition of its own."""
+        return self != type(self)()
 
     @property
     def weight_copies(self) -> int:

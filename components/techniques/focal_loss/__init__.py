@@ -16,7 +16,3 @@ class FocalLossConfig(ObjectiveConfig):
         description="The loss of each target is multiplied by (1 - probability) to this power. The "
         "paper uses 2. 0 turns it off.",
     )
-
-    @property
-    def on(self) -> bool:
-        return self.gamma > 0

@@ -25,10 +25,6 @@ class DenoisingConfig(ObjectiveConfig):
     )
 
     @property
-    def on(self) -> bool:
-        return self != DenoisingConfig()
-
-    @property
     def targets(self) -> float:
         """Share of the tokens of a sequence that are targets.
 

@@ -17,7 +17,3 @@ class MaskingConfig(ObjectiveConfig):
         description="Probability that a token is predicted. Of those, 80 % are hidden, 10 % become "
         "another token, and 10 % stay. Only data.task masked_lm reads it.",
     )
-
-    @property
-    def on(self) -> bool:
-        return self != MaskingConfig()

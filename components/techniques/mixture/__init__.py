@@ -45,10 +45,6 @@ class MixtureConfig(TechniqueConfig):
         "second time.",
     )
 
-    @property
-    def on(self) -> bool:
-        return self != MixtureConfig()
-
     def features(self) -> Iterator[tuple[str, str, str]]:
         if self.on:
             yield "training.mixture", "training.mixture.by", self.by

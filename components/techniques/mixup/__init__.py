@@ -31,10 +31,6 @@ class MixupConfig(ObjectiveConfig):
         "of the images are mixed in each way. 0 turns it off.",
     )
 
-    @property
-    def on(self) -> bool:
-        return self.alpha > 0 or self.cutmix > 0
-
     def task_problems(self, task: str, *, images: bool) -> Iterator[Problem]:
         """Yield why a task does not mix its records in this way.
 

@@ -42,10 +42,6 @@ class MultiTaskConfig(ObjectiveConfig):
         "model (Kendall, Gal and Cipolla 2018).",
     )
 
-    @property
-    def on(self) -> bool:
-        return self != MultiTaskConfig()
-
     def features(self) -> Iterator[tuple[str, str, str]]:
         if self.sampling != "size":
             yield "training.multi_task.sampling", "training.multi_task.sampling", self.sampling

@@ -18,10 +18,6 @@ class DpoConfig(ObjectiveConfig):
         "lets the model move further away from it. Only data.task preference reads it.",
     )
 
-    @property
-    def on(self) -> bool:
-        return self != DpoConfig()
-
 
 class KtoConfig(ObjectiveConfig):
     """Learning from answers that are good or bad (Ethayarajh et al. 2024, KTO)."""
@@ -45,10 +41,6 @@ class KtoConfig(ObjectiveConfig):
         description="Weight of the loss of bad answers. Only data.task unpaired_preference reads "
         "it.",
     )
-
-    @property
-    def on(self) -> bool:
-        return self != KtoConfig()
 
     @property
     def weights(self) -> tuple[float, float]:

@@ -19,10 +19,6 @@ class RDropConfig(ObjectiveConfig):
         "paper uses 1 to 5. 0 turns it off.",
     )
 
-    @property
-    def on(self) -> bool:
-        return self.weight > 0
-
 
 RULES: Final = (
     Rule("training.r_drop", "training.adversarial", "both passes would need the same perturbation"),
