@@ -11,9 +11,10 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from operator import add
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -224,7 +225,7 @@ def document_losses(
     ]
     pieces.sort(key=lambda piece: len(piece[1].input_ids), reverse=True)
     sums = batched(
-        lambda batch: _window_losses(model, batch, fill).tolist(),
+        lambda batch: _window_losses(model, batch, fill),
         [window for _, window in pieces],
         batch_size,
         lambda window: len(window.input_ids),
@@ -236,20 +237,21 @@ def document_losses(
 
 
 @torch.inference_mode()
-def _window_losses(
-    model: torch.nn.Module, batch: Sequence[Encoded], fill: int
-) -> npt.NDArray[np.float64]:
+def _window_losses(model: torch.nn.Module, batch: Sequence[Encoded], fill: int) -> list[float]:
     device = next(model.parameters()).device
     ids, mask = pad([window.input_ids for window in batch], fill)
     scored, _ = pad([window.targets for window in batch], 0)
     ids, mask = ids.to(device), mask.to(device)
-    wanted = scored.to(device)[:, 1:].bool()
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-    losses = functional.cross_entropy(logits[wanted].float(), ids[:, 1:][wanted], reduction="none")
-    sums = torch.zeros(len(batch), dtype=torch.float64, device=device)
-    sums.index_add_(0, wanted.nonzero()[:, 0], losses.double())
-    summed: npt.NDArray[np.float64] = sums.cpu().numpy()
-    return summed
+    return _summed(logits, ids[:, 1:], scored.to(device)[:, 1:].bool())
+
+
+def _summed(logits: torch.Tensor, targets: torch.Tensor, wanted: torch.Tensor) -> list[float]:
+    """Return the summed loss of the wanted targets of each window in nats."""
+    losses = functional.cross_entropy(logits[wanted].float(), targets[wanted], reduction="none")
+    sums = torch.zeros(len(wanted), dtype=torch.float64, device=wanted.device)
+    result: list[float] = sums.index_add_(0, wanted.nonzero()[:, 0], losses.double()).tolist()
+    return result
 
 
 def _token_counts(data: DataRecord, size: int) -> npt.NDArray[np.float64]:
@@ -261,6 +263,9 @@ def _token_counts(data: DataRecord, size: int) -> npt.NDArray[np.float64]:
     return counts
 
 
+T = TypeVar("T")
+Piece = tuple[int, T, Sequence[int] | npt.NDArray[np.int64]]
+"""The index of its record, what the model gets, and the tokens to predict."""
 _SAMPLE: Final = 2000
 """Training rows whose targets the baseline counts."""
 
@@ -271,15 +276,15 @@ class DenoisingScorer(Part):
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]
         length = longest(model, self.data.sequence_length)
-        documents = list(self._documents(tokenizer, records, length))
+        found = list(self._documents(tokenizer, records, length))
         losses = document_losses(
             model,
-            [document for _, document in documents],
+            [document for _, document, _ in found],
             batch_size=self.config.evaluation.batch_size,
             length=length,
             fill=padding_id(tokenizer),
         )
-        return _denoising_table(records, documents, losses)
+        return _table(records, found, losses)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Predict each token by its frequency among the targets of training, plus one."""
@@ -293,37 +298,49 @@ class DenoisingScorer(Part):
         )
         for index, ids in enumerate(islice(rows, _SAMPLE)):
             np.add.at(counts, scored_tokens(Encoded(*corruption.apply(ids, length, 0, index))), 1)
-        surprise = -np.log(counts / counts.sum())
-        documents = list(self._documents(tokenizer, records, length))
-        losses = [float(surprise[scored_tokens(document)].sum()) for _, document in documents]
-        return _denoising_table(records, documents, losses) if documents else None
+        return _by_frequency(records, list(self._documents(tokenizer, records, length)), counts)
 
     def _documents(
         self, tokenizer: Any, records: pa.Table, length: int
-    ) -> Iterator[tuple[int, Encoded]]:
-        """Yield what is drawn from each window, with the index of its record."""
+    ) -> Iterator[Piece[Encoded]]:
+        """Yield what is drawn from each window."""
         corruption = corruption_of(tokenizer, self.config.training.denoising)
-        texts: list[Any] = records.column("text").to_pylist()
-        names = map(str, records.column("id").to_pylist())
-        texts_windows = plain_windows(tokenizer, texts, length)
-        for row, (name, pieces) in enumerate(zip(names, texts_windows, strict=True)):
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-            for index, ids in enumerate(pieces):
-                if len(ids) >= LEAST:
-                    yield row, Encoded(*corruption.apply(ids, length, seed, index))
+        split = partial(plain_windows, tokenizer, length=length)
+        for row, ids, seeds in _seeded_windows(records, split):
+            if len(ids) >= LEAST:
+                document = Encoded(*corruption.apply(ids, length, *seeds))
+                yield row, document, scored_tokens(document)
 
 
-def _denoising_table(
-    records: pa.Table, found: Sequence[tuple[int, Encoded]], losses: Sequence[float]
-) -> pa.Table:
-    """Return the scores of records.
+def _seeded_windows(
+    records: pa.Table, split: Callable[[Sequence[str]], list[list[list[int]]]]
+) -> Iterator[tuple[int, list[int], tuple[int, int]]]:
+    """Yield the windows of the texts, each with the index of its record before it, and its seeds.
 
     Args:
-        found: documents, each with the index of its record.
-        losses: each document's, in nats.
+        split: returns the windows of each text.
     """
-    counts = [sum(document.targets) for _, document in found]
-    return score_pieces(records, [row for row, _ in found], losses, counts)
+    texts: list[Any] = records.column("text").to_pylist()
+    names = map(str, records.column("id").to_pylist())
+    for row, (name, pieces) in enumerate(zip(names, split(texts), strict=True)):
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+        for index, ids in enumerate(pieces):
+            yield row, ids, (seed, index)
+
+
+def _table(records: pa.Table, pieces: Sequence[Piece[Any]], losses: Sequence[float]) -> pa.Table:
+    """Return the scores of records, from the loss of each piece in nats."""
+    counts = [len(targets) for *_, targets in pieces]
+    return score_pieces(records, [row for row, *_ in pieces], losses, counts)
+
+
+def _by_frequency(
+    records: pa.Table, pieces: Sequence[Piece[Any]], counts: npt.NDArray[np.float64]
+) -> pa.Table | None:
+    """Return the scores if each token is predicted by its frequency; None if there is none."""
+    surprise = -np.log(counts / counts.sum())
+    table = _table(records, pieces, [surprise[targets].sum() for *_, targets in pieces])
+    return table if np.asarray(table["targets"]).any() else None
 
 
 Masked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -339,8 +356,8 @@ class MaskedScorer(Part):
         windows = list(self._windows(tokenizer, records, length))
         windows.sort(key=lambda item: len(item[1][0]), reverse=True)
         sums = batched(
-            lambda part: _losses(model, part, padding_id(tokenizer)).tolist(),
-            [item for _, item in windows],
+            lambda part: _losses(model, part, padding_id(tokenizer)),
+            [item for _, item, _ in windows],
             self.config.evaluation.batch_size,
             lambda item: len(item[0]),
         )
@@ -353,52 +370,23 @@ class MaskedScorer(Part):
         for batch in read_batches(self.data, "train", ["input_ids"]):
             ids = batch.column("input_ids").flatten().to_numpy()
             counts += np.bincount(ids, minlength=len(counts))
-        surprise = -np.log(counts / counts.sum())
         windows = list(self._windows(tokenizer, records, self.data.sequence_length))
-        losses = [surprise[targets[targets != IGNORED]].sum() for _, (_, targets) in windows]
-        table = _table(records, windows, losses)
-        return table if np.asarray(table["targets"]).any() else None
+        return _by_frequency(records, windows, counts)
 
-    def _windows(
-        self, tokenizer: Any, records: pa.Table, length: int
-    ) -> Iterator[tuple[int, Masked]]:
-        """Yield each masked window with the index of its record."""
+    def _windows(self, tokenizer: Any, records: pa.Table, length: int) -> Iterator[Piece[Masked]]:
+        """Yield each masked window."""
         masking = Masking.by(tokenizer, self.config.training.masking.probability)
-        texts: list[Any] = records.column("text").to_pylist()
-        names = map(str, records.column("id").to_pylist())
-        result = text_windows(tokenizer, texts, length)
-        for row, (name, pieces) in enumerate(zip(names, result, strict=True)):
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-            for index, ids in enumerate(pieces):
-                yield row, masking.apply(ids, seed, index)
-
-
-def _table(
-    records: pa.Table, windows: Sequence[tuple[int, Masked]], losses: Sequence[float]
-) -> pa.Table:
-    """Return the scores of records.
-
-    Args:
-        windows: each with the index of its record.
-        losses: each window's, in nats.
-    """
-    counts = [int((targets != IGNORED).sum()) for _, (_, targets) in windows]
-    return score_pieces(records, [row for row, _ in windows], losses, counts)
+        split = partial(text_windows, tokenizer, length=length)
+        for row, ids, seeds in _seeded_windows(records, split):
+            given, targets = masking.apply(ids, *seeds)
+            yield row, (given, targets), targets[targets != IGNORED]
 
 
 @torch.inference_mode()
-def _losses(
-    model: torch.nn.Module, windows: Sequence[Masked], fill: int
-) -> npt.NDArray[np.float64]:
-    """Return the summed loss of each window in nats."""
+def _losses(model: torch.nn.Module, windows: Sequence[Masked], fill: int) -> list[float]:
     device = next(model.parameters()).device
     ids, mask = pad([given.tolist() for given, _ in windows], fill)
     wanted, _ = pad([targets.tolist() for _, targets in windows], IGNORED)
     wanted = wanted.to(device)
     logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-    kept = wanted != IGNORED
-    losses = functional.cross_entropy(logits[kept].float(), wanted[kept], reduction="none")
-    sums = torch.zeros(len(windows), dtype=torch.float64, device=device)
-    sums.index_add_(0, kept.nonzero()[:, 0], losses.double())
-    result: npt.NDArray[np.float64] = sums.cpu().numpy()
-    return result
+    return _summed(logits, wanted, wanted != IGNORED)
