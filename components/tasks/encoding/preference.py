@@ -9,11 +9,10 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data_fields import LongRecords
@@ -45,6 +44,7 @@ from steadytrain.components.tasks.encoding.tokens import (
 )
 
 ANSWERS: Final = ("chosen", "rejected")
+COMPLETION: Final = ("completion",)
 _TIE: Final = re.compile(r"(is_|winner_)?tie[sd]?", re.IGNORECASE)
 _WINNER: Final = re.compile(r"winner|preference|preferred|better", re.IGNORECASE)
 COLUMNS: Final[dict[str, pa.DataType]] = {
@@ -151,10 +151,7 @@ class PreferenceEncoder:
         return {"messages": prompts_of(records), "pair": records["content"]}
 
     def row_encoder(self, fitted: Fitted) -> PreferenceRows:
-        assert fitted.tokenizer is not None
-        return PreferenceRows(
-            fitted.tokenizer, self.data.sequence_length, self.data.fits_long_records
-        )
+        return PreferenceRows.by(self.data, fitted)
 
 
 @dataclass(frozen=True)
@@ -165,17 +162,24 @@ class PreferenceRows:
     sequence_length: int
     long_records: LongRecords | None = None
 
+    answers: ClassVar[Sequence[str]] = ANSWERS
+
+    @classmethod
+    def by(cls, data: DataConfig, fitted: Fitted) -> Self:
+        assert fitted.tokenizer is not None
+        return cls(fitted.tokenizer, data.sequence_length, data.fits_long_records)
+
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
         return [self._encode(record) for record in records]
 
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
-            whole = encode_pair(cached_tokenizer(self.tokenizer), record.text)
+            whole = encode_answers(cached_tokenizer(self.tokenizer), record.text, self.answers)
         except BadInput as error:
             return Defect("refused_by_template", error.message)
         if not all(any(document.targets) for document in whole):
             return Defect("refused_by_template", "it leaves nothing to predict")
-        if whole[0] == whole[1]:
+        if _are_equal(whole):
             return Defect("printed_alike", "the chat template prints its answers alike")
         try:
             rows = [
@@ -183,23 +187,30 @@ class PreferenceRows:
             ]
         except Defect as defect:
             return defect
-        pair = [first for first, *_ in rows]
-        chosen, rejected = pair
-        if chosen == rejected:
+        cut = [first for first, *_ in rows]
+        if _are_equal(cut):
             detail = f"its answers differ only after {self.sequence_length:,} tokens"
             return Defect("cut_to_nothing", f"{detail} (data.sequence_length)")
-        values: dict[str, NDArray[Any]] = {
-            "input_ids": np.array(chosen.input_ids + rejected.input_ids, np.int32),
-            "targets": np.array(chosen.targets + rejected.targets, np.int8),
-            "lengths": np.array([len(document.input_ids) for document in pair], np.int32),
+        values = {
+            "input_ids": np.concatenate([np.array(each.input_ids, np.int32) for each in cut]),
+            "targets": np.concatenate([np.array(each.targets, np.int8) for each in cut]),
+            "lengths": np.array([len(each.input_ids) for each in cut], np.int32),
+            **self._verdict(record.text),
         }
         return EncodedRecord(
             sum(len(document.input_ids) for document in whole),
             [EncodedRow(values, len(values["input_ids"]), targets=1)],
-            truncated=pair != whole,
-            ends=whole[0].ends | whole[1].ends,
-            unprinted=Counter(whole[0].unprinted) + Counter(whole[1].unprinted),
+            truncated=cut != whole,
+            ends=frozenset[int]().union(*(document.ends for document in whole)),
+            unprinted=sum((Counter(document.unprinted) for document in whole), Counter[str]()),
         )
+
+    def _verdict(self, _: str) -> dict[str, Any]:
+        return {}
+
+
+def _are_equal(answers: Sequence[Encoded]) -> bool:
+    return len(answers) > 1 and answers[0] == answers[1]
 
 
 def prompts_of(records: pa.Table) -> pa.Array[Any]:
@@ -209,18 +220,20 @@ def prompts_of(records: pa.Table) -> pa.Array[Any]:
     return pa.array(prompts, pa.string())
 
 
-def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
-    """Return the prompt with the preferred answer, and with the other one.
+def encode_answers(tokenizer: Any, content: str, answers: Sequence[str]) -> list[Encoded]:
+    """Return the prompt with each of the answers.
 
     Args:
-        content: what `PreferenceEncoder.read` returns as text.
+        content: what `read` of the encoder returns as text.
+        answers: their names in it.
 
     Raises:
         BadInput: the chat template rejects the messages.
     """
-    pair = json.loads(content)
-    prompt, tools = pair["prompt"], pair.get("tools", ())
-    return [encode_chat(tokenizer, [*prompt, *pair[name]], tools, len(prompt)) for name in ANSWERS]
+    record = json.loads(content)
+    prompt, tools = record["prompt"], record.get("tools", ())
+    chats = ([*prompt, *record[name]] for name in answers)
+    return [encode_chat(tokenizer, chat, tools, len(prompt)) for chat in chats]
 
 
 def _alike(both: tuple[Message, Message]) -> bool:
@@ -330,54 +343,17 @@ class UnpairedPreferenceEncoder:
         return {"messages": prompts_of(records), "answer": records["content"]}
 
     def row_encoder(self, fitted: Fitted) -> UnpairedPreferenceRows:
-        assert fitted.tokenizer is not None
-        return UnpairedPreferenceRows(
-            fitted.tokenizer, self.data.sequence_length, self.data.fits_long_records
-        )
+        return UnpairedPreferenceRows.by(self.data, fitted)
 
 
 @dataclass(frozen=True)
 class UnpairedPreferenceRows(PreferenceRows):
     """Encodes marked answers with the tokenizer in a folder."""
 
-    def _encode(self, record: Content) -> EncodedRecord | Defect:
-        try:
-            whole = encode_answer(cached_tokenizer(self.tokenizer), record.text)
-        except BadInput as error:
-            return Defect("refused_by_template", error.message)
-        if not any(whole.targets):
-            return Defect("refused_by_template", "it leaves nothing to predict")
-        try:
-            (row,) = rows_of(whole, self.sequence_length, self.long_records)
-        except Defect as defect:
-            return defect
-        values = {
-            "input_ids": np.array(row.input_ids, np.int32),
-            "targets": np.array(row.targets, np.int8),
-            "lengths": np.array([len(row.input_ids)], np.int32),
-            "desirable": is_desirable(record.text),
-        }
-        return EncodedRecord(
-            len(whole.input_ids),
-            [EncodedRow(values, len(row.input_ids), targets=1)],
-            truncated=row != whole,
-            ends=whole.ends,
-            unprinted=whole.unprinted,
-        )
+    answers = COMPLETION
 
-
-def encode_answer(tokenizer: Any, content: str) -> Encoded:
-    """Return the prompt with the completion.
-
-    Args:
-        content: what `UnpairedPreferenceEncoder.read` returns as text.
-
-    Raises:
-        BadInput: the chat template rejects the messages.
-    """
-    record = json.loads(content)
-    prompt, tools = record["prompt"], record.get("tools", ())
-    return encode_chat(tokenizer, [*prompt, *record["completion"]], tools, len(prompt))
+    def _verdict(self, content: str) -> dict[str, Any]:
+        return {"desirable": is_desirable(content)}
 
 
 def is_desirable(content: str) -> bool:

@@ -13,11 +13,12 @@ import torch
 
 from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.encoding.preference import (
-    encode_answer,
-    encode_pair,
+    ANSWERS,
+    COMPLETION,
+    encode_answers,
     is_desirable,
 )
-from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer, truncated
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer, truncated
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.language import document_losses
 from steadytrain.components.tasks.scoring.padding import longest, padding_id
@@ -33,6 +34,7 @@ class PreferenceScorer(Part):
     """
 
     column = "pair"
+    answers: Sequence[str] = ANSWERS
 
     @cached_property
     def reference(self) -> Components:
@@ -61,10 +63,6 @@ class PreferenceScorer(Part):
         values = _values(self.losses(margin, contents))
         return score_table(records, {**values, "margin": margin})
 
-    def encode(self, tokenizer: Any, content: str) -> Sequence[Encoded]:
-        """Return the documents of a record."""
-        return encode_pair(tokenizer, content)
-
     def margins(self, gained: Floats, _: Sequence[str]) -> Floats:
         """Return the margin of each record.
 
@@ -85,7 +83,7 @@ class PreferenceScorer(Part):
         documents = [
             truncated(document, length)
             for content in contents
-            for document in self.encode(tokenizer, content)
+            for document in encode_answers(tokenizer, content, self.answers)
         ]
         losses = document_losses(
             model.eval(),
@@ -111,9 +109,7 @@ class UnpairedPreferenceScorer(PreferenceScorer):
     """
 
     column = "answer"
-
-    def encode(self, tokenizer: Any, content: str) -> Sequence[Encoded]:
-        return [encode_answer(tokenizer, content)]
+    answers = COMPLETION
 
     def margins(self, gained: Floats, contents: Sequence[str]) -> Floats:
         desirable = [is_desirable(content) for content in contents]

@@ -24,7 +24,7 @@ from steadytrain.components.tasks.encoding.preference import (
     ANSWERS,
     PreferenceEncoder,
     PreferenceRows,
-    encode_pair,
+    encode_answers,
 )
 from steadytrain.components.tasks.encoding.tokens import encode_record, load_tokenizer, scored_text
 
@@ -271,7 +271,7 @@ def test_pairs_have_tools(tokens):
         {**answers, "tools": TOOLS}
     )
     tokenizer = load_tokenizer(tokens)
-    chosen, rejected = encode_pair(tokenizer, content.text)
+    chosen, rejected = encode_answers(tokenizer, content.text, ANSWERS)
     for document, messages in ((chosen, answers["chosen"]), (rejected, answers["rejected"])):
         whole = tokenizer.apply_chat_template(messages, tools=TOOLS, return_dict=False)
         assert document.input_ids == whole
