@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.series.encoder import NAME, TIME
@@ -38,10 +37,8 @@ class SeriesScorer(Part):
         calendar = model.calendar
         past = read_values(self.data, calendar, "train", "validation")
         measured = errors(model, past, values_in(records, calendar))
-        ones = np.ones(records.num_rows, dtype=np.int64)
-        counts = {"loss": measured["scaled_error"], "targets": ones, "bytes": 0 * ones}
         names = {name: records.column(name) for name in (NAME, TIME)}
-        return score_table(records, counts | names | measured)
+        return score_table(records, {"loss": measured["scaled_error"], **names, **measured})
 
 
 class SeriesPackager(ServedPackager):

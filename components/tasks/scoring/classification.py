@@ -113,8 +113,6 @@ def class_scores(
         records,
         {
             "loss": -log_chances[np.arange(len(truth)), truth],
-            "targets": np.ones(len(truth), dtype=np.int64),
-            "bytes": np.zeros(len(truth), dtype=np.int64),
             "label": truth,
             "prediction": log_chances.argmax(axis=1) if decided is None else decided,
             "probabilities": list(np.exp(log_chances).astype(np.float32)),

@@ -158,8 +158,6 @@ def label_scores(
         records,
         {
             "loss": label_losses(scored, torch.from_numpy(truth)).numpy(),
-            "targets": np.ones(len(truth), dtype=np.int64),
-            "bytes": np.zeros(len(truth), dtype=np.int64),
             "labels": [np.flatnonzero(row) for row in truth],
             "predictions": [np.flatnonzero(row) for row in predicted],
             "probabilities": list(scored.sigmoid().numpy().astype(np.float32)),

@@ -60,8 +60,7 @@ class PreferenceScorer(Part):
         contents: list[Any] = records.column(self.column).to_pylist()
         gained = self._losses(self.reference, contents) - self._losses(components, contents)
         margin = self.margins(gained, contents)
-        values = _values(self.losses(margin, contents))
-        return score_table(records, {**values, "margin": margin})
+        return score_table(records, {"loss": self.losses(margin, contents), "margin": margin})
 
     def margins(self, gained: Floats, _: Sequence[str]) -> Floats:
         """Return the margin of each record.
@@ -99,7 +98,7 @@ class PreferenceScorer(Part):
         if not records.num_rows:
             return None
         contents: list[Any] = records.column(self.column).to_pylist()
-        return score_table(records, _values(self.losses(np.zeros(len(contents)), contents)))
+        return score_table(records, {"loss": self.losses(np.zeros(len(contents)), contents)})
 
 
 class UnpairedPreferenceScorer(PreferenceScorer):
@@ -121,12 +120,3 @@ class UnpairedPreferenceScorer(PreferenceScorer):
         weights = np.where(desirable, kto.desirable_weight, kto.undesirable_weight)
         # The sigmoid of minus the margin, which does not overflow.
         return weights * np.exp(-np.logaddexp(0, margins))
-
-
-def _values(losses: Floats) -> dict[str, Any]:
-    """Return the columns that every table of scores has: one target of each record."""
-    return {
-        "loss": losses,
-        "targets": np.ones(len(losses), dtype=np.int64),
-        "bytes": np.zeros(len(losses), dtype=np.int64),
-    }

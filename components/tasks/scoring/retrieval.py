@@ -125,17 +125,8 @@ def _table(records: pa.Table, losses: Any, reciprocal_ranks: Any, first: Any) ->
         reciprocal_ranks: (records,).
         first: (records,), how likely the counterpart's rank is 1.
     """
-    count = records.num_rows
-    return score_table(
-        records,
-        {
-            "loss": losses,
-            "targets": np.ones(count, dtype=np.int64),
-            "bytes": np.zeros(count, dtype=np.int64),
-            "reciprocal_rank": reciprocal_ranks,
-            "first": first,
-        },
-    )
+    values = {"loss": losses, "reciprocal_rank": reciprocal_ranks, "first": first}
+    return score_table(records, values)
 
 
 def _pairs(tokenizer: Any, records: pa.Table, length: int) -> Pairs:

@@ -50,14 +50,15 @@ def score_table(records: pa.Table, values: Mapping[str, Any]) -> pa.Table:
 
     Args:
         values: the columns other than `id`, `group` and `slice`, which come from the records.
-            Include the classification columns only for classification.
+            Include the classification columns only for classification. Without `targets` and
+            `bytes`, each record has one target and no text.
     """
     absent = pa.nulls(records.num_rows, pa.string())
     columns: dict[str, Any] = {
         name: records.column(name) if name in records.column_names else absent
         for name in ("id", "group", "slice")
     }
-    columns |= values
+    columns |= {"targets": [1] * records.num_rows, "bytes": [0] * records.num_rows, **values}
     typed = {name: _column(columns[name], kind) for name, kind in _TYPES.items() if name in columns}
     table: pa.Table = pa.table(typed)
     return table
@@ -76,8 +77,7 @@ def score_pieces(
     loss, count = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
     np.add.at(loss, rows, losses)
     np.add.at(count, rows, targets)
-    sizes = np.zeros(records.num_rows, dtype=np.int64)
-    return score_table(records, {"loss": loss, "targets": count, "bytes": sizes})
+    return score_table(records, {"loss": loss, "targets": count})
 
 
 def _column(values: Any, kind: Any) -> Any:

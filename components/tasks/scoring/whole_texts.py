@@ -191,8 +191,6 @@ class RegressionScorer(Part):
             records,
             {
                 "loss": squared / self.unit,
-                "targets": np.ones(len(truth), dtype=np.int64),
-                "bytes": np.zeros(len(truth), dtype=np.int64),
                 "target": truth,
                 "predicted": predicted,
                 "squared_error": squared,
