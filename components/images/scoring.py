@@ -21,15 +21,10 @@ from steadytrain.components.images.training import image_scale, scaled
 from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
 from steadytrain.components.tasks.packaging import never_wrapped, save_model
-from steadytrain.components.tasks.scoring.classification import (
-    ClassScorer,
-    class_scores,
-    label_indices,
-)
-from steadytrain.components.tasks.served import ServedPackager
+from steadytrain.components.tasks.scoring.classification import ClassScorer
+from steadytrain.components.tasks.served import ServedPackager, readable
 
 _EXAMPLES: Final = 3
 _CODE: Final = ("pixels.py", "predictor.py")
@@ -46,20 +41,16 @@ class ImageScorer(ClassScorer):
         channels = len(settings["mean"])
         scale = settings["mean"], settings["deviation"]
 
-        @torch.inference_mode()
-        def answer(images: Sequence[bytes]) -> list[Any]:
+        def logits(images: Sequence[bytes]) -> torch.Tensor:
             stacked = np.frombuffer(b"".join(images), np.uint8)
             size = settings["size"]
             pixels = torch.tensor(stacked.reshape(len(images), size, size, channels))
             inputs = scaled(pixels.permute(0, 3, 1, 2).to(device), scale)
-            logits = model(pixel_values=inputs).logits
-            return list(logits.double().log_softmax(dim=-1).cpu().numpy())
+            result: torch.Tensor = model(pixel_values=inputs).logits
+            return result
 
-        truth = label_indices(records, self.data.labels)
         images: list[Any] = records.column(PIXELS).to_pylist()
-        answers = batched(answer, images, self.config.evaluation.batch_size, lambda _: 1)
-        chances = np.array(answers).reshape(-1, len(self.data.labels))
-        return class_scores(records, truth, chances)
+        return self._scored(records, images, logits)
 
 
 class ImagePackager(ServedPackager):
@@ -107,7 +98,7 @@ class ImagePackager(ServedPackager):
         """
         from transformers import AutoModelForImageClassification
 
-        try:
+        with readable(folder, "images"):
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
             # Older models do not name it.
             settings.setdefault("interpolation", "bilinear")
@@ -117,11 +108,6 @@ class ImagePackager(ServedPackager):
                 local_files_only=True,
                 trust_remote_code=False,
             )
-        except (OSError, ValueError, KeyError) as error:
-            raise BadInput(
-                f"{folder} has no model of images that can be read: {error}",
-                remedy="train it again, or restore the folder",
-            ) from error
         note_dtype(model, folder)
         self.check_labels(settings["labels"])
         check_preparation(settings, self.config.data.images)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import torch
 
@@ -19,19 +18,13 @@ from steadytrain.components.multimodal import fused
 from steadytrain.components.multimodal.encoder import IMAGES
 from steadytrain.components.multimodal.training import MultimodalClassification
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as table
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import plain_number
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.scoring.classification import (
-    ClassScorer,
-    class_scores,
-    label_indices,
-)
-from steadytrain.components.tasks.served import ServedPackager
+from steadytrain.components.tasks.scoring.classification import ClassScorer
+from steadytrain.components.tasks.served import ServedPackager, readable
 
 _EXAMPLES: Final = 3
 _CODE: Final = {"model.py": fused, "table.py": table, "pixels.py": pixels}
@@ -46,18 +39,13 @@ class MultimodalScorer(ClassScorer):
         device = next(model.parameters()).device
         values, images = parsed(records), _pixels(self.config, self.data, records)
 
-        @torch.inference_mode()
-        def answer(places: Sequence[int]) -> list[Any]:
+        def logits(places: Sequence[int]) -> torch.Tensor:
             some, pictures = [values[one] for one in places], [images[one] for one in places]
             batch = inputs.batch(some, pictures, strict=False)
-            logits = model({name: value.to(device) for name, value in batch.items()})
-            return list(logits.double().log_softmax(dim=-1).cpu().numpy())
+            result: torch.Tensor = model({name: it.to(device) for name, it in batch.items()})
+            return result
 
-        truth = label_indices(records, self.data.labels)
-        answers = batched(
-            answer, range(len(values)), self.config.evaluation.batch_size, lambda _: 1
-        )
-        return class_scores(records, truth, np.array(answers).reshape(-1, len(self.data.labels)))
+        return self._scored(records, range(len(values)), logits)
 
 
 def _pixels(config: RunConfig, data: DataRecord, records: pa.Table) -> list[list[Any]]:
@@ -98,16 +86,11 @@ class MultimodalPackager(ServedPackager):
             BadInput: it cannot be read, or it reads other images or predicts other classes than
                 those of the data.
         """
-        try:
+        with readable(folder, "texts and images", RuntimeError):
             model, inputs = fused.read(folder.absolute(), table, pixels)
             if image := inputs.settings["image"]:
                 # Older models do not name it.
                 image.setdefault("interpolation", "bilinear")
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise BadInput(
-                f"{folder} has no model of texts and images that can be read: {error}",
-                remedy="train it again, or restore the folder",
-            ) from error
         self.check_labels(inputs.settings["labels"])
         if image:
             check_preparation(image, self.config.data.images)

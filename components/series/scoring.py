@@ -15,7 +15,7 @@ from steadytrain.components.series.model import FORECASTS, QUANTILES, SeriesMode
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.scoring.table import score_table
-from steadytrain.components.tasks.served import ServedPackager
+from steadytrain.components.tasks.served import ServedPackager, readable
 
 
 class SeriesScorer(Part):
@@ -56,13 +56,8 @@ class SeriesPackager(ServedPackager):
         Raises:
             BadInput: it cannot be read, or it is of series with another frequency or horizon.
         """
-        try:
+        with readable(folder, "series", TypeError):
             model = load(folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(
-                f"{folder} has no model of series that can be read: {error}",
-                remedy="train it again, or restore the folder",
-            ) from error
         mine = new_model("seasonal_naive", self.config, self.data)
         for name, theirs, ours in (
             ("frequency", model.calendar.settings(), mine.calendar.settings()),

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import TableModel, load, plain_number
 from steadytrain.components.tasks.base import Components, Part
@@ -24,7 +23,7 @@ from steadytrain.components.tasks.scoring.multi_label import (
 )
 from steadytrain.components.tasks.scoring.thresholds import HALF
 from steadytrain.components.tasks.scoring.whole_texts import RegressionScorer
-from steadytrain.components.tasks.served import ServedPackager
+from steadytrain.components.tasks.served import ServedPackager, readable
 
 _EXAMPLES: Final = 3
 _SURE: Final = -1e-15
@@ -79,13 +78,8 @@ class TablePackager(ServedPackager):
         Raises:
             BadInput: it cannot be read, or its classes are not those of the data.
         """
-        try:
+        with readable(folder, "a table"):
             model = load(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise BadInput(
-                f"{folder} has no model of a table that can be read: {error}",
-                remedy="train it again, or restore the folder",
-            ) from error
         self.check_labels(model.labels)
         return {"model": model}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,24 @@ _FILES: Final = "steadytrain.files"
 """Metadata of a model: the digests of its files by their paths in the logged folder, as JSON."""
 _ARTIFACT: Final = "model"
 _SERVED: Final = Path(__file__).with_name("served_model.py")
+
+
+@contextmanager
+def readable(folder: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise BadInput if the code within cannot read the model in a folder.
+
+    Args:
+        kind: what the model is of.
+        errors: that the code raises too if it cannot.
+    """
+    unreadable: tuple[type[Exception], ...] = OSError, ValueError, KeyError, *errors
+    try:
+        yield
+    except unreadable as error:
+        raise BadInput(
+            f"{folder} has no model of {kind} that can be read: {error}",
+            remedy="train it again, or restore the folder",
+        ) from error
 
 
 class ServedPackager(Part):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,12 @@ from steadytrain.components.shared.class_names import part_indices
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components, Part
+from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.table import class_counts, score_table
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 from steadytrain.components.techniques.adversarial_training import Attack
+
+T = TypeVar("T")
 
 
 class ClassScorer(Part):
@@ -26,6 +29,19 @@ class ClassScorer(Part):
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Predict the shares of the classes on the training side."""
         return score_class_frequencies(self.data, records)
+
+    def _scored(
+        self, records: pa.Table, rows: Sequence[T], logits: Callable[[Sequence[T]], torch.Tensor]
+    ) -> pa.Table:
+        """Return the scores of records, whose rows have these logits: (rows, classes)."""
+
+        @torch.inference_mode()
+        def answer(some: Sequence[T]) -> list[Any]:
+            return list(logits(some).double().log_softmax(dim=-1).cpu().numpy())
+
+        truth = label_indices(records, self.data.labels)
+        answers = batched(answer, rows, self.config.evaluation.batch_size, lambda _: 1)
+        return class_scores(records, truth, np.array(answers).reshape(-1, len(self.data.labels)))
 
 
 class ClassificationScorer(ClassScorer):
