@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -13,6 +12,7 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.fused_head import LossRequest, likelihoods_of, requested
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.scoring.padding import pad
 from steadytrain.components.tasks.text import LanguageModelTraining
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.masked_tokens.masking import Masking
@@ -47,15 +47,8 @@ class MaskedLanguageModel(LanguageModelTraining):
         return {"input_ids": ids, "targets": targets}
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        longest = max(len(row["input_ids"]) for row in rows)
-        ids = torch.full((len(rows), longest), self.pad_token_id)
-        targets = torch.full((len(rows), longest), IGNORED)
-        mask = torch.zeros((len(rows), longest), dtype=torch.int64)
-        for index, row in enumerate(rows):
-            length = len(row["input_ids"])
-            ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"]))
-            targets[index, :length] = torch.from_numpy(np.asarray(row["targets"]))
-            mask[index, :length] = 1
+        ids, mask = pad([row["input_ids"] for row in rows], self.pad_token_id)
+        targets, _ = pad([row["targets"] for row in rows], IGNORED)
         return {"input_ids": ids, "attention_mask": mask, "targets": targets}
 
     def weight(self, batch: Batch) -> int:

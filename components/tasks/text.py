@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from steadytrain.components.shared.arrow_files import TEXT
@@ -25,7 +24,7 @@ from steadytrain.components.tasks.loaded_weights import (
     resized_weights,
 )
 from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.scoring.padding import token_types
+from steadytrain.components.tasks.scoring.padding import pad, token_types
 from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
 
 
@@ -178,16 +177,10 @@ class TextHead(TextTraining):
 
 def padded_inputs(rows: Sequence[Row], pad_token_id: int) -> Batch:
     """Return the inputs of a micro-batch of rows, padded to the longest."""
-    longest = max(len(row["input_ids"]) for row in rows)
-    ids = torch.full((len(rows), longest), pad_token_id)
-    mask = torch.zeros((len(rows), longest), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        length = len(row["input_ids"])
-        ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"], dtype=np.int64))
-        mask[index, :length] = 1
+    ids, mask = pad([row["input_ids"] for row in rows], pad_token_id)
     batch = {"input_ids": ids, "attention_mask": mask}
     if TYPES in rows[0]:
-        batch |= token_types([row[TYPES] for row in rows], longest)
+        batch |= token_types([row[TYPES] for row in rows], ids.shape[1])
     return batch
 
 
