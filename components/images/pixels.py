@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,20 @@ def _decoded(content: bytes, max_pixels: int) -> tuple[Image.Image, str]:
             # Pillow reads the 16 bits of a PGM file into 32, from 0 to 65,535.
             return _eight_bits(image), mode
         return _plain(image), mode
+
+
+def read(image: Any, settings: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Return the pixels that a model with these settings reads: (height, width, channels)."""
+    if isinstance(image, Mapping):
+        image = image.get("bytes")
+    if isinstance(image, str | Path):
+        image = Path(image).read_bytes()
+    if isinstance(image, bytes | bytearray | memoryview):
+        image, _ = decoded(bytes(image), settings["max_pixels"])
+    else:
+        image = from_array(image)
+    names = ("size", "color", "resize", "interpolation")
+    return prepared(image, *(settings[name] for name in names))
 
 
 def from_array(array: Any) -> Image.Image:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +87,7 @@ class Predictor:
 
     def prepared(self, image: Any) -> Any:
         """Return the pixels that the model reads: (height, width, channels)."""
-        settings = self.settings
-        if isinstance(image, Mapping):
-            image = image.get("bytes")
-        if isinstance(image, str | Path):
-            image = Path(image).read_bytes()
-        if isinstance(image, bytes | bytearray | memoryview):
-            image, _ = self.pixels.decoded(bytes(image), settings["max_pixels"])
-        else:
-            image = self.pixels.from_array(image)
-        names = ("size", "color", "resize", "interpolation")
-        return self.pixels.prepared(image, *(settings[name] for name in names))
+        return self.pixels.read(image, self.settings)
 
 
 def _module(path: Path) -> Any:

@@ -201,19 +201,11 @@ class Inputs:
         return result
 
     def _image_of(self, value: Any) -> Any:
-        image = self.settings["image"]
         if isinstance(value, Mapping):
             value = value.get("bytes")
         if value is None or (isinstance(value, str | float) and self.table.is_missing(value)):
             return None
-        if isinstance(value, str | Path):
-            value = Path(value).read_bytes()
-        if isinstance(value, bytes | bytearray | memoryview):
-            value, _ = self.pixels.decoded(bytes(value), image["max_pixels"])
-        else:
-            value = self.pixels.from_array(value)
-        names = ("size", "color", "resize", "interpolation")
-        return self.pixels.prepared(value, *(image[name] for name in names))
+        return self.pixels.read(value, self.settings["image"])
 
 
 def read(folder: Path, table: Any, pixels: Any) -> tuple[Fused, Inputs]:
