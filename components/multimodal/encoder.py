@@ -27,7 +27,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tabular.columns import Column, Table, Target, inferred
-from steadytrain.components.tabular.encoder import FEATURES, parsed, plain_value
+from steadytrain.components.tabular.encoder import FEATURES, parsed, plain_value, with_unread
 from steadytrain.components.tabular.model import is_missing, text_of
 from steadytrain.components.tasks.encoding.base import (
     COLUMNS,
@@ -264,13 +264,8 @@ class MultimodalEncoder:
         table = table.model_copy(
             update={"columns": sorted([*table.columns, *columns], key=lambda one: one.name)}
         )
-        unread = [
-            remark
-            for side in ("validation", "test")
-            for remark in table.unread([*chain.from_iterable(map(parsed, sides[side]))], side)
-        ]
         schema = Schema(
-            table=table.model_copy(update={"unread_elsewhere": unread}),
+            table=with_unread(table, sides),
             pictures=pictures,
             images=images if pictures else None,
         )
@@ -301,11 +296,6 @@ class MultimodalEncoder:
                     remedy="correct them, or set data.columns.image to "
                     f"[{', '.join(pictures)}], so that these records are quarantined",
                 )
-        if unknown := sorted({*self.data.allow_leaks} - names.keys()):
-            raise DataError(
-                f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
-                remedy=f"leave it out; the columns are {', '.join(sorted(names))[:500]}",
-            )
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, [np.array(labels)], numbers=False)
         allowed, text = self.data.allow_leaks, self.data.columns.text

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tabular.model import level_of, numbers_of
 
@@ -176,7 +177,15 @@ def inferred(
         columns: values by column, as JSON has them; None where there is none.
         allowed: columns to learn from although they identify a record or give the target away.
         text: the column that is text in any case, if there is one of that name; others may be, too.
+
+    Raises:
+        DataError: an allowed column is not there.
     """
+    if unknown := sorted({*allowed} - columns.keys()):
+        raise DataError(
+            f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
+            remedy=f"leave it out; the columns are {', '.join(sorted(columns))[:500]}",
+        )
     result = [
         _column(name, values, target, allowed=name in allowed, text=text)
         for name, values in sorted(columns.items())

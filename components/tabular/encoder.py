@@ -127,23 +127,13 @@ class TableEncoder:
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, self.truths(labels), numbers=not self.labeled)
         description = inferred(columns, target, allowed=self.data.allow_leaks)
-        if unknown := sorted({*self.data.allow_leaks} - names.keys()):
-            raise DataError(
-                f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
-                remedy=f"leave it out; the columns are {', '.join(sorted(names))[:500]}",
-            )
         if not description.features:
             raise DataError(
                 "no column can be learned from: "
                 + ("; ".join(description.remarks()) or "the target is the only one"),
                 remedy="give more columns, or check data.target and data.features",
             )
-        unread = [
-            remark
-            for side in ("validation", "test")
-            for remark in description.unread([*chain.from_iterable(map(parsed, sides[side]))], side)
-        ]
-        return description.model_copy(update={"unread_elsewhere": unread})
+        return with_unread(description, sides)
 
 
 class ClassTableEncoder(TableEncoder):
@@ -237,6 +227,16 @@ def _values(record: Content) -> dict[str, Any]:
 def parsed(rows: Any) -> list[Mapping[str, Any]]:
     """Return the records of rows, or of test records, without their targets."""
     return [json.loads(text) for text in rows[FEATURES].to_pylist()]
+
+
+def with_unread(table: Table, sides: Mapping[Side, Iterable[pa.Table]]) -> Table:
+    """Return the table with what `Table.unread` finds on the other sides."""
+    unread = [
+        remark
+        for side in ("validation", "test")
+        for remark in table.unread([*chain.from_iterable(map(parsed, sides[side]))], side)
+    ]
+    return table.model_copy(update={"unread_elsewhere": unread})
 
 
 def _weight(name: str, value: Any) -> float:
