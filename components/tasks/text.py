@@ -180,7 +180,7 @@ def padded_inputs(rows: Sequence[Row], pad_token_id: int) -> Batch:
     ids, mask = pad([row["input_ids"] for row in rows], pad_token_id)
     batch = {"input_ids": ids, "attention_mask": mask}
     if TYPES in rows[0]:
-        batch |= token_types([row[TYPES] for row in rows], ids.shape[1])
+        batch |= token_types([row[TYPES] for row in rows])
     return batch
 
 

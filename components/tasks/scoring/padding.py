@@ -27,14 +27,12 @@ def pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.T
     return ids, mask
 
 
-def token_types(rows: Sequence[Sequence[int]], width: int) -> dict[str, torch.Tensor]:
+def token_types(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """Return which text of its pair each token is of, padded on the right, by the model's argument.
 
     Nothing if the tokenizer does not tell the texts apart: then a model need not know of them.
     """
-    types = torch.zeros((len(rows), width), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        types[index, : len(row)] = torch.tensor(row)
+    types, _ = pad(rows, 0)
     return {TYPES: types} if types.any() else {}
 
 

@@ -88,7 +88,7 @@ def head_answers(
             ids, mask = pad([encoded[row] for row in rows], fill)
             batch = {"input_ids": ids, "attention_mask": mask, "targets": own[list(rows)]}
             if types:
-                batch |= token_types([types[row] for row in rows], ids.shape[1])
+                batch |= token_types([types[row] for row in rows])
             return list(forward(to_device(batch, device)))
 
         ordered = np.stack(batched(ask, order, batch_size, lambda row: len(encoded[row])))
