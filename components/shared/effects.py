@@ -3,7 +3,7 @@
 Digests, reuse, resume, studies and the gate ask for the effects.
 
 A field states its effect in its annotation, such as `Annotated[int, Effect.ROUNDING]`. A field that
-states none has the effect of the section that it is in.
+states none has the effect of the section that it is in. A `Use` beside it is one more use.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Use(Flag):
     """The gate's decision."""
     STUDY = auto()
     """A study, an ablation or a cross-validation."""
+    MEMORY = auto()
+    """The micro-batch that fits in a device's memory."""
 
 
 _NOTHING = Use(0)
@@ -200,7 +202,7 @@ def _fields(
             inner = dict(_fields(value, plain[name], use, effect, unset=unset))
             if inner and getattr(value, "on", True):
                 yield name, inner
-        elif use in effect.uses:
+        elif use in effect.uses or use in field.metadata:
             result = plain[name]
             for key, part in value.items() if isinstance(value, dict) else ():
                 if isinstance(part, BaseModel):

@@ -44,34 +44,15 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         length: tokens of the longest row; 0 if the data don't say.
         device: all names of one kind of device are equivalent.
     """
-    training = config.training
     decides = {
+        **config.counted(Use.MEMORY),
         "model": config.counted(Use.TRAINING)["model"],
-        "task": config.data.task,
+        "objectives": config.training.objectives,
+        "weight_copies": config.training.weight_copies,
         "sequence_length": length,
         "device": _kind(device),
-        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
-        "optimizer": training.optim,
-        "weight_copies": training.weight_copies,
-        "strategy": config.compute.strategy,
-        "offload": config.compute.offload,
         "world_size": world_size,
-        "gradient_checkpointing": training.gradient_checkpointing,
     }
-    if training.param_groups:
-        decides["param_groups"] = [group.model_dump() for group in training.param_groups]
-    if training.distillation.stored:
-        decides["top_k"] = training.distillation.top_k
-    elif training.distillation.on:
-        decides["teacher"] = training.distillation.teacher
-    if training.distillation.hidden.on:
-        decides["hidden"] = training.distillation.hidden.model_dump(mode="json")
-    if training.contrastive.on:
-        decides["contrasts"] = True
-    if training.batch_contrastive.on:
-        decides["rows"] = training.batch_contrastive.rows
-    for name in {"r_drop", "focal_loss", "adversarial"} & set(training.objectives):
-        decides[name] = True
     return Workspace.of(config).learned(value_digest(decides))
 
 

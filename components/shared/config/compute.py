@@ -14,7 +14,7 @@ from steadytrain.components.shared.config.strategies import (
     strategies_that_offload,
     strategy_spec,
 )
-from steadytrain.components.shared.effects import Effect, IfSet, Seconds, Section, at_odds
+from steadytrain.components.shared.effects import Effect, IfSet, Seconds, Section, Use, at_odds
 from steadytrain.components.shared.nccl import unknown_variable
 
 
@@ -214,21 +214,21 @@ class ComputeConfig(Section):
         description="CPU threads of each rank. None means the node's cores divided by its ranks. "
         "In a training pod, only the cores that it requests count.",
     )
-    strategy: Annotated[str, AfterValidator(check_strategy)] = Field(
+    strategy: Annotated[str, AfterValidator(check_strategy), Use.MEMORY] = Field(
         AUTO,
         description="How ranks share the work and the memory. ddp: each rank has the complete "
         "model; zero1, zero2, zero3 (DeepSpeed): ranks shard the optimizer state, also the "
         "gradients, also the weights; fsdp (PyTorch): ranks shard all three; auto: single on one "
         "rank, otherwise ddp. Installed packages may add others.",
     )
-    prefer: Annotated[Literal["native", "deepspeed"] | None, IfSet()] = Field(
+    prefer: Annotated[Literal["native", "deepspeed"] | None, IfSet(), Use.MEMORY] = Field(
         None,
         description="Which library shards a model, if `strategy` is auto and `plan`, or a run on a "
         "GPU of its table, chooses a strategy that shards. native: PyTorch's FSDP at every size; "
         "deepspeed: ZeRO-2, then ZeRO-3, and only ZeRO-3 from 10 billion parameters. None means "
         "FSDP below 10 billion parameters and ZeRO-3 above.",
     )
-    offload: Offload = Field(
+    offload: Annotated[Offload, Use.MEMORY] = Field(
         "none",
         description="What to keep elsewhere instead of in GPU memory. optimizer: the optimizer "
         "state, in host memory; all: everything including the weights, in host memory; disk: the "

@@ -29,6 +29,7 @@ from steadytrain.components.shared.effects import (
     IfSet,
     PlainJson,
     Section,
+    Use,
     check_plugins,
     is_local,
 )
@@ -57,7 +58,7 @@ class DataFields(Section):
 
     model_config = ConfigDict(json_schema_extra=_source_or_parts)
 
-    task: str = Field(
+    task: Annotated[str, Use.MEMORY] = Field(
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
         "denoising, text_embedding, sequence_classification, multi_label_classification, "
@@ -65,7 +66,7 @@ class DataFields(Section):
         "tabular_multi_label, image_classification, multimodal_classification, forecasting, the "
         "name of an installed package's task, or module:NAME for your own task.",
     )
-    task_options: Annotated[PlainJson, Effect.ROWS] = Field(
+    task_options: Annotated[PlainJson, Effect.ROWS, Use.MEMORY] = Field(
         {},
         description="Settings of the task itself, such as the columns that a package's task "
         "reads. The built-in tasks have none.",

@@ -231,7 +231,7 @@ class PartConfig(Section):
 class ImagesConfig(Section):
     """The pixels of images: their number, colors and scale."""
 
-    size: Annotated[int, Effect.ROWS, IfSet()] = Field(
+    size: Annotated[int, Effect.ROWS, IfSet(), Use.MEMORY] = Field(
         224,
         ge=8,
         le=2048,

@@ -21,6 +21,7 @@ from steadytrain.components.shared.effects import (
     IfSet,
     PlainJson,
     Section,
+    Use,
     at_odds,
     check_plugins,
 )
@@ -151,7 +152,7 @@ class TrainingConfig(Section):
         ge=0,
         description="The optimizer's weight decay. It does not apply to biases and norms.",
     )
-    param_groups: Annotated[list[ParamGroupConfig], IfSet()] = Field(
+    param_groups: Annotated[list[ParamGroupConfig], IfSet(), Use.MEMORY] = Field(
         default=[],
         description="Parameters that are trained in another way: for each entry a pattern `match` "
         "for their names, and `lr_scale` (a factor on the learning rate), `weight_decay`, `frozen` "
@@ -199,7 +200,7 @@ class TrainingConfig(Section):
     max_grad_norm: Annotated[float, Adjustable()] = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
-    optim: str = Field(
+    optim: Annotated[str, Use.MEMORY] = Field(
         "adamw_torch",
         description="Optimizer: adamw_torch, adam, sgd (with momentum), adafactor, lamb, lars, "
         "lion, muon (AdamW for embeddings, head, biases and norms), schedule_free_adamw, "
@@ -229,15 +230,19 @@ class TrainingConfig(Section):
         gt=0,
         description="Term added to the denominator of the same optimizers for numerical stability.",
     )
-    bf16: bool = Field(False, description="Use bfloat16 autocast. Weights stay in float32.")
-    fp16: bool = Field(False, description="Use float16 autocast with a loss scaler. Needs CUDA.")
-    gradient_checkpointing: Annotated[bool, Effect.ROUNDING] = Field(
+    bf16: Annotated[bool, Use.MEMORY] = Field(
+        False, description="Use bfloat16 autocast. Weights stay in float32."
+    )
+    fp16: Annotated[bool, Use.MEMORY] = Field(
+        False, description="Use float16 autocast with a loss scaler. Needs CUDA."
+    )
+    gradient_checkpointing: Annotated[bool, Effect.ROUNDING, Use.MEMORY] = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )
-    torch_compile: Annotated[bool, Effect.ROUNDING] = Field(
+    torch_compile: Annotated[bool, Effect.ROUNDING, Use.MEMORY] = Field(
         False, description="Fuse the model's kernels with torch.compile."
     )
-    attention: Annotated[Attention, Effect.ROUNDING, IfSet()] = Field(
+    attention: Annotated[Attention, Effect.ROUNDING, IfSet(), Use.MEMORY] = Field(
         "auto",
         description="How attention is computed. auto: sdpa where the model has it, else eager; "
         "eager: plain operators; sdpa: PyTorch's fused kernels; flex: PyTorch's compiled kernel; "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.effects import at_odds
+from steadytrain.components.shared.effects import Use, at_odds
 from steadytrain.components.shared.errors import Problem
 from steadytrain.components.techniques.settings import (
     SMALLER_MICRO_BATCH,
@@ -23,7 +23,7 @@ class BatchContrastiveConfig(ObjectiveConfig):
     Those of one class (Khosla et al. 2020), or of one pair (Henderson et al. 2017).
     """
 
-    rows: int | None = Field(
+    rows: Annotated[int | None, Use.MEMORY] = Field(
         None,
         ge=2,
         description="Texts that are compared with each other: the micro-batch of every rank, in "

@@ -11,6 +11,7 @@ from steadytrain.components.shared.effects import (
     Address,
     IfSet,
     Section,
+    Use,
     at_odds,
     check_unread,
 )
@@ -35,7 +36,9 @@ class HiddenConfig(Section):
         description="cosine: 1 minus the cosine similarity of two states (DistilBERT); mse: their "
         "mean squared difference (TinyBERT).",
     )
-    layers: Literal["last", "all"] | list[tuple[NonNegativeInt, NonNegativeInt]] = Field(
+    layers: Annotated[
+        Literal["last", "all"] | list[tuple[NonNegativeInt, NonNegativeInt]], Use.MEMORY
+    ] = Field(
         "last",
         description="Compared layers. last: the last ones; all: each layer of the student with the "
         "teacher's at the same share of its depth; or pairs of a student's and a teacher's layer, "
@@ -95,7 +98,7 @@ class HiddenConfig(Section):
 class DistillationConfig(ObjectiveConfig):
     """Learning from a teacher's probabilities (Hinton et al. 2015, "Distilling the Knowledge")."""
 
-    teacher: Address | None = Field(
+    teacher: Annotated[Address | None, Use.MEMORY] = Field(
         None,
         description="Model to learn from: an address as for model.base. It has the same tokens or "
         "labels, and each rank has it complete. None turns distillation off.",
@@ -116,7 +119,7 @@ class DistillationConfig(ObjectiveConfig):
         description="forward: the student covers all that the teacher finds likely; reverse: it "
         "prefers what the teacher finds most likely.",
     )
-    top_k: Annotated[int | None, IfSet()] = Field(
+    top_k: Annotated[int | None, IfSet(), Use.MEMORY] = Field(
         None,
         ge=1,
         description="Learn from stored answers: before the first step, the teacher answers each "

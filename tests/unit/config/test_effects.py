@@ -8,7 +8,12 @@ from typing import Annotated
 
 import pytest
 
-from steadytrain.components.shared.config import RunConfig, TrainingConfig, from_mapping
+from steadytrain.components.shared.config import (
+    ComputeConfig,
+    RunConfig,
+    TrainingConfig,
+    from_mapping,
+)
 from steadytrain.components.shared.config.document import assign
 from steadytrain.components.shared.config.fields import effect_of, is_section, leaves
 from steadytrain.components.shared.config.space import field_problem
@@ -51,6 +56,29 @@ def test_a_field_without_an_effect_is_an_error():
         counted(Extended(**MINIMAL), Use.RUN)
 
 
+def test_fields_of_training_say_whether_they_change_what_fits_in_memory():
+    """Add a new field here, or mark it with `Use.MEMORY`: runs share what fits by these marks."""
+    objectives = TrainingConfig.all_objectives()
+    fields = {**TrainingConfig.model_fields, **ComputeConfig.model_fields}
+    unmarked = [name for name, field in fields.items() if Use.MEMORY not in field.metadata]
+    assert [name for name in unmarked if name not in objectives] == [
+        *("global_batch_size", "micro_batch_size", "num_train_epochs", "max_steps"),
+        *("learning_rate", "lr_scaling", "base_global_batch_size", "lr_scheduler_type"),
+        *("lr_scheduler_kwargs", "warmup_steps", "weight_decay", "layer_decay"),
+        *("label_smoothing_factor", "label_thresholds", "mixture", "max_grad_norm"),
+        *("optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "goal", "prefetch_batches"),
+        *("loader_workers", "seed", "order", "order_options", "curriculum"),
+        # They count as `weight_copies`.
+        *("components", "averaging"),
+        *("gradient_compression", "monitor", "profile", "full_determinism", "logging_steps"),
+        *("eval_steps", "save_steps", "save_strategy", "save_total_limit", "save_keep_every"),
+        *("metric_for_best_model", "greater_is_better", "load_best_model_at_end"),
+        *("early_stopping_patience", "early_stopping_threshold"),
+        *("launcher", "device", "nodes", "nproc_per_node", "threads_per_rank", "offload_path"),
+        *("nccl", "pods", "price_per_hour", "budget_usd"),
+    ]
+
+
 def test_adjustable_fields_neither_choose_rows_nor_order_them():
     """The list is in the recovery guide; a new field must be read at every step."""
     assert adjustable() == [
@@ -80,12 +108,12 @@ def test_adjustable_fields_neither_choose_rows_nor_order_them():
         ("training.learning_rate", 1e-4, LEARNED),
         ("training.seed", 7, LEARNED | Use.SCORES | Use.GATE),
         ("training.averaging.kind", "ema", LEARNED),
-        ("training.distillation.teacher", "t", LEARNED),
+        ("training.distillation.teacher", "t", LEARNED | Use.MEMORY),
         ("training.eval_steps", 7, Use.RUN | Use.TRAINING),
         ("training.micro_batch_size", 2, Use.RUN | Use.TRAINING),
         ("training.monitor.layers", True, Use(0)),
         ("compute.threads_per_rank", 2, Use.RUN | Use.TRAINING),
-        ("compute.prefer", "native", Use.RUN | Use.TRAINING),
+        ("compute.prefer", "native", Use.RUN | Use.TRAINING | Use.MEMORY),
         ("compute.nccl", {"NCCL_DEBUG": "INFO"}, Use(0)),
         ("compute.pods.memory", "7Gi", Use(0)),
         ("compute.price_per_hour", 2.0, Use(0)),
