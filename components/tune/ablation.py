@@ -20,10 +20,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from markupsafe import Markup
 
@@ -52,19 +52,30 @@ Scores = Mapping[Variant, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What a change does to the score.
+class Compared:
+    """What a change or another configuration does to a score.
 
-    pairs: by seed, the score with the change minus the score without it.
-    estimate: None if no seed has both scores.
-    better: whether the change improves the score; None if the study cannot tell, because Holm's
-        p-value is above 1 - confidence.
+    pairs: by seed or fold, the score with it minus the score without it.
+    estimate: None if no seed or fold has both scores.
+    better: whether it improves the score; None if the study cannot tell, because Holm's p-value
+        over all that is compared is above 1 - confidence.
     """
 
-    comparison: Comparison
     pairs: Mapping[int, float]
     estimate: Estimate | None
     better: bool | None
+
+    def as_plain(self, **names: str) -> dict[str, Any]:
+        """Return it for programs, after the names of what is compared."""
+        estimate = asdict(self.estimate) if self.estimate else _NO_ESTIMATE
+        return {**names, **estimate, "better": self.better, "pairs": self.pairs}
+
+
+@dataclass(frozen=True)
+class Effect(Compared):
+    """What a change does to the score."""
+
+    comparison: Comparison
 
 
 def scores_of(study: Study) -> Scores:
@@ -80,14 +91,11 @@ def scores_of(study: Study) -> Scores:
 
 def effects_of(study: Study) -> list[Effect]:
     """Return the effect of each change in each design."""
-    ablation, scores, sign = study.config.ablation, scores_of(study), signs(study)[0]
-    compared = list(comparisons(ablation))
-    pairs = [_pairs(scores, item) for item in compared]
-    effects = estimates([list(item.values()) for item in pairs], ablation.confidence)
-    return [
-        Effect(comparison, pair, estimate, _better(estimate, sign, 1 - ablation.confidence))
-        for comparison, pair, estimate in zip(compared, pairs, effects, strict=True)
-    ]
+    ablation, scores = study.config.ablation, scores_of(study)
+    items = list(comparisons(ablation))
+    scored = [(scores[item.changed], scores[item.unchanged]) for item in items]
+    found = compared(scored, ablation.confidence, greater_is_better=signs(study)[0] < 0)
+    return [Effect(*result, item) for result, item in zip(found, items, strict=True)]
 
 
 def summary(study: Study) -> dict[str, Any]:
@@ -105,7 +113,10 @@ def summary(study: Study) -> dict[str, Any]:
             }
             for variant, result in scores.items()
         ],
-        "effects": [_as_plain(effect) for effect in effects_of(study)],
+        "effects": [
+            effect.as_plain(design=effect.comparison.design, change=effect.comparison.change)
+            for effect in effects_of(study)
+        ],
         "trials": len(history.trials),
         "trials_failed": history.failed,
         "seconds": round(history.seconds, 3),
@@ -117,28 +128,6 @@ def write_results(study: Study, folder: Path) -> None:
     """Write `effects.json`."""
     text = json.dumps(summary(study), indent=2)
     LocalStorage(folder).write(SUMMARY, f"{text}\n".encode())
-
-
-def _pairs(scores: Scores, item: Comparison) -> dict[int, float]:
-    changed, unchanged = scores[item.changed], scores[item.unchanged]
-    return {seed: changed[seed] - unchanged[seed] for seed in changed if seed in unchanged}
-
-
-def _better(estimate: Estimate | None, sign: float, level: float) -> bool | None:
-    if estimate is None or estimate.p is None or estimate.p > level:
-        return None
-    return sign * estimate.mean < 0
-
-
-def _as_plain(effect: Effect) -> dict[str, Any]:
-    estimate = effect.estimate
-    return {
-        "design": effect.comparison.design,
-        "change": effect.comparison.change,
-        **(asdict(estimate) if estimate else dict.fromkeys(("mean", "low", "high", "p"))),
-        "better": effect.better,
-        "pairs": effect.pairs,
-    }
 
 
 _EXPLAINED: Final = {
@@ -265,6 +254,33 @@ class Estimate:
     p: float | None
 
 
+_NO_ESTIMATE: Final = dict.fromkeys(item.name for item in fields(Estimate))
+
+
+def compared(
+    scores: Iterable[tuple[Mapping[int, float], Mapping[int, float]]],
+    confidence: float,
+    *,
+    greater_is_better: bool,
+    overlap: float = 0.0,
+) -> Iterator[tuple[Mapping[int, float], Estimate | None, bool | None]]:
+    """Yield the fields of `Compared` for each pair of scores, with the change and without it.
+
+    Args:
+        confidence, overlap: as for `estimates`.
+    """
+    pairs = [
+        {key: score - others[key] for key, score in own.items() if key in others}
+        for own, others in scores
+    ]
+    made = estimates([list(item.values()) for item in pairs], confidence, overlap=overlap)
+    for pair, estimate in zip(pairs, made, strict=True):
+        better = None
+        if estimate and estimate.p is not None and estimate.p <= 1 - confidence:
+            better = (estimate.mean if greater_is_better else -estimate.mean) > 0
+        yield pair, estimate, better
+
+
 def estimates(
     differences: Sequence[Sequence[float]], confidence: float, *, overlap: float = 0.0
 ) -> list[Estimate | None]:
@@ -327,17 +343,6 @@ _VERDICTS: Final = {True: "better", False: "worse", None: "not decided"}
 _KINDS: Final = {True: "best", False: "failed", None: "stopped"}
 Row = tuple[str, list[str]]
 """A name, and what belongs to it in words."""
-
-
-class Compared(Protocol):
-    """A comparison: the differences, their mean, and whether it is an improvement."""
-
-    @property
-    def pairs(self) -> Mapping[int, float]: ...
-    @property
-    def estimate(self) -> Estimate | None: ...
-    @property
-    def better(self) -> bool | None: ...
 
 
 def row(name: str, item: Compared) -> Row:

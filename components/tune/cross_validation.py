@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,16 @@ from steadytrain.components.shared.errors import BadInput, DataError, StorageErr
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tasks.base import open_encoder
-from steadytrain.components.tune.ablation import Estimate, Row, chart, estimates, interval, row
+from steadytrain.components.tune.ablation import (
+    Compared,
+    Estimate,
+    Row,
+    chart,
+    compared,
+    estimates,
+    interval,
+    row,
+)
 from steadytrain.components.tune.designs import AS_IT_IS, FoldDesign, configurations, with_fold
 from steadytrain.components.tune.history import Params, Trial
 from steadytrain.components.tune.results import UNKNOWN, spent
@@ -156,20 +165,11 @@ PREDICTIONS: Final = "out-of-fold.parquet"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A configuration compared with the configuration as it is, in one metric.
-
-    pairs: by fold, the metric of the one minus the metric of the other.
-    estimate: None if no fold has both.
-    better: whether the configuration is better; None if the folds cannot tell, because Holm's
-        p-value over all configurations in this metric is above 1 - confidence.
-    """
+class Comparison(Compared):
+    """A configuration compared with the configuration as it is, in one metric."""
 
     configuration: str
     metric: str
-    pairs: Mapping[int, float]
-    estimate: Estimate | None
-    better: bool | None
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,10 @@ def summary(study: Study, results: Results) -> dict[str, Any]:
             }
             for name, sets in configurations(study.config).items()
         ],
-        "comparisons": [_as_plain(item) for item in results.comparisons],
+        "comparisons": [
+            item.as_plain(configuration=item.configuration, metric=item.metric)
+            for item in results.comparisons
+        ],
         "trials": len(history.trials),
         "trials_failed": history.failed,
         "seconds": round(history.seconds, 3),
@@ -265,43 +268,15 @@ def _comparisons(
     confidence: float,
     overlap: float,
 ) -> list[Comparison]:
-    base = values[AS_IT_IS][metric]
-    pairs = {
-        name: {
-            fold: value - base[fold]
-            for fold, value in result.get(metric, {}).items()
-            if fold in base
-        }
-        for name, result in values.items()
-        if name != AS_IT_IS
-    }
-    sign = 1 if load_metric(metric).greater_is_better else -1
-    made = estimates([list(item.values()) for item in pairs.values()], confidence, overlap=overlap)
-    return [
-        Comparison(name, metric, pair, result, _better(result, sign, 1 - confidence))
-        for (name, pair), result in zip(pairs.items(), made, strict=True)
-    ]
-
-
-def _better(estimate: Estimate | None, sign: float, level: float) -> bool | None:
-    if estimate is None or estimate.p is None or estimate.p > level:
-        return None
-    return sign * estimate.mean > 0
+    base, greater = values[AS_IT_IS][metric], load_metric(metric).greater_is_better
+    others = {name: result for name, result in values.items() if name != AS_IT_IS}
+    scores = [(result.get(metric, {}), base) for result in others.values()]
+    found = compared(scores, confidence, greater_is_better=greater, overlap=overlap)
+    return [Comparison(*result, name, metric) for result, name in zip(found, others, strict=True)]
 
 
 def _mean(found: Estimate) -> dict[str, float | None]:
     return {"mean": found.mean, "low": found.low, "high": found.high}
-
-
-def _as_plain(item: Comparison) -> dict[str, Any]:
-    estimate = item.estimate
-    return {
-        "configuration": item.configuration,
-        "metric": item.metric,
-        **(asdict(estimate) if estimate else dict.fromkeys(("mean", "low", "high", "p"))),
-        "better": item.better,
-        "pairs": item.pairs,
-    }
 
 
 def words(config: RunConfig) -> Callable[[Trial], str]:
