@@ -83,10 +83,8 @@ class Attempt:
 
     started: AttemptStarted
     ended: AttemptEnded | None
-    ready: float | None
     last_time: float
     last_step: int
-    checkpoints: Sequence[CheckpointSaved]
 
     @property
     def number(self) -> int:
@@ -185,8 +183,6 @@ def latest(found: Sequence[Execution]) -> list[Execution]:
 def attempts(facts: Facts) -> list[Attempt]:
     """Return the attempts at training, in order."""
     ended = {event.attempt: event for event in facts.of(AttemptEnded)}
-    ready = {event.attempt: event.time for event in facts.of(TrainingStarted)}
-    checkpoints = facts.of(CheckpointSaved)
     progress: dict[int, tuple[float, int]] = {}
     for event in facts.events:
         if isinstance(event, TrainingStep | Validated | CheckpointSaved):
@@ -195,16 +191,7 @@ def attempts(facts: Facts) -> list[Attempt]:
     for started in facts.of(AttemptStarted):
         time, step = progress.get(started.attempt, (started.time, started.resumed_from_step or 0))
         end = ended.get(started.attempt)
-        result.append(
-            Attempt(
-                started=started,
-                ended=end,
-                ready=ready.get(started.attempt),
-                last_time=time,
-                last_step=max(step, end.step) if end else step,
-                checkpoints=[item for item in checkpoints if item.attempt == started.attempt],
-            )
-        )
+        result.append(Attempt(started, end, time, max(step, end.step) if end else step))
     return result
 
 
