@@ -274,8 +274,7 @@ class _Suspended:
     def _warn(self, stopped: Collection[int]) -> None:
         pids = " ".join(map(str, sorted(stopped)))
         message = f"a signal stopped process {pids} of this run; `kill -CONT {pids}` continues it"
-        with contextlib.closing(self.workspace.stream("command")) as stream:
-            stream.emit(Warned(stage="pipeline", message=message))
+        self.workspace.add_events("command", Warned(stage="pipeline", message=message))
 
 
 def _imports(config: RunConfig) -> dict[str, Sequence[str]]:

@@ -187,8 +187,7 @@ class StepProcesses:
             failed = StepFailed(
                 stage=name, error="Unkillable", message=error.message, remedy=error.remedy
             )
-            with contextlib.closing(self._workspace.stream("pipeline")) as stream:
-                stream.emit(failed)
+            self._workspace.add_events("pipeline", failed)
             return 1
         return 0
 
@@ -212,8 +211,7 @@ class StepProcesses:
             failed = replace(failed, message=message)
         if self._stopped:
             failed = replace(failed, error="Stopped", message="killed, on request")
-        with contextlib.closing(self._workspace.stream("pipeline")) as stream:
-            stream.emit(failed)
+        self._workspace.add_events("pipeline", failed)
 
 
 def died(stage: str, status: int) -> StepFailed:

@@ -55,10 +55,7 @@ class Background(ABC):
 
     def add_events(self, *events: Event) -> None:
         """Add events to the run."""
-        stream = self.workspace.stream(self.name)
-        for event in events:
-            stream.emit(event)
-        stream.close()
+        self.workspace.add_events(self.name, *events)
 
     def warn(self, message: str) -> None:
         """Add a warning to the run's events."""

@@ -151,10 +151,8 @@ def notify(workspace: Workspace) -> None:
     if not failure:
         storage.write(name, digest.encode())
         return
-    stream = workspace.stream("report")
     text = f"the webhook ({webhook.VARIABLE}) was not notified that the run {message['event']}"
-    stream.emit(Warned(stage="report", message=f"{text}: {failure}"))
-    stream.close()
+    workspace.add_events("report", Warned(stage="report", message=f"{text}: {failure}"))
 
 
 def _message(facts: Facts) -> dict[str, str] | None:

@@ -26,6 +26,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -38,7 +39,7 @@ from pydantic import ValidationError
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.document import shown
 from steadytrain.components.shared.errors import BadInput, Unreadable
-from steadytrain.components.shared.events import EventStream, JsonLines
+from steadytrain.components.shared.events import Event, EventStream, JsonLines
 from steadytrain.components.shared.paths import Inside
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.storage import LocalStorage
@@ -184,6 +185,12 @@ class Workspace:
     def stream(self, writer: str) -> EventStream:
         """Return the run's event stream for one writer (a step, the supervisor, a rank)."""
         return EventStream(self.lines(writer))
+
+    def add_events(self, writer: str, *events: Event) -> None:
+        """Add events to the stream of a writer that has nothing more to report for now."""
+        with contextlib.closing(self.stream(writer)) as stream:
+            for event in events:
+                stream.emit(event)
 
     def lines(self, writer: str) -> JsonLines:
         """Return the file of that stream, for a writer that also stores its events elsewhere."""

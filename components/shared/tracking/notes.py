@@ -148,9 +148,7 @@ def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
 
 def warn(workspace: Workspace, message: str) -> None:
     """Add a warning to the run's events."""
-    stream = workspace.stream("tracking")
-    stream.emit(Warned(stage="tracking", message=message))
-    stream.close()
+    workspace.add_events("tracking", Warned(stage="tracking", message=message))
 
 
 _NUMBERS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])

@@ -113,9 +113,8 @@ class RankProcess(ABC):
             return EventStream(lines)
 
         def warn(message: str) -> None:
-            stream = self.workspace.stream(f"job-status-a{self.spec.attempt}")
-            stream.emit(Warned(stage="train", message=message))
-            stream.close()
+            writer = f"job-status-a{self.spec.attempt}"
+            self.workspace.add_events(writer, Warned(stage="train", message=message))
 
         return EventStream(lines, JobStatus(warn))
 

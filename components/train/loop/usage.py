@@ -116,11 +116,10 @@ def report_split(
     """Report that memory ran out for a batch of rows that another model worked on."""
     # As above, no failure for a rank that cannot write it.
     with suppress(OSError):
-        stream = workspace.stream(f"splits-a{attempt}-r{rank}")
-        stream.emit(
-            BatchSplit(stage="train", work=work, rows=rows, instead_of=instead_of, rank=rank)
+        workspace.add_events(
+            f"splits-a{attempt}-r{rank}",
+            BatchSplit(stage="train", work=work, rows=rows, instead_of=instead_of, rank=rank),
         )
-        stream.close()
 
 
 def _has_gpu() -> bool:

@@ -355,8 +355,7 @@ class Supervisor:
     def _warn_of_wait(self, why: str) -> None:
         wait = duration(retry.AWAY_SECONDS)
         message = f"waiting up to {wait} for the storage of the checkpoints: {why}"
-        with contextlib.closing(self.workspace.stream("supervisor")) as stream:
-            stream.emit(Warned(stage="train", message=message))
+        self.workspace.add_events("supervisor", Warned(stage="train", message=message))
 
     def _plan(self, watch: Watch) -> BatchPlan:
         if not self.ledger.history().attempts:

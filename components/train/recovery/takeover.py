@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -226,8 +225,7 @@ def begin_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
 
 def _warn(workspace: Workspace, message: str) -> None:
     """Report a wait, in a file that no other supervisor writes."""
-    with contextlib.closing(workspace.stream(f"lease-{os.getpid()}")) as stream:
-        stream.emit(Warned(stage="train", message=message))
+    workspace.add_events(f"lease-{os.getpid()}", Warned(stage="train", message=message))
 
 
 def check_continues(config: RunConfig) -> None:

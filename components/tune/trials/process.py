@@ -25,7 +25,7 @@ from steadytrain.components.shared.config.data_sections import SERIES, TABLES
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
-from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.stream import prepare_validators
 from steadytrain.components.shared.events.types import StepFailed, TrainingFinished, Warned
 from steadytrain.components.shared.periodic import Periodic
@@ -212,17 +212,13 @@ def _reported(config: RunConfig) -> Iterator[None]:
 
 def report_failure(workspace: Workspace, error: str, message: str, remedy: str = "") -> None:
     """Write to a trial's events that it failed outside of its attempts."""
-    _emit(workspace, StepFailed(stage="train", error=error, message=redact(message), remedy=remedy))
+    failed = StepFailed(stage="train", error=error, message=redact(message), remedy=remedy)
+    workspace.add_events("trial", failed)
 
 
 def warn(workspace: Workspace, message: str) -> None:
     """Write to a trial's events what its user should know."""
-    _emit(workspace, Warned(stage="train", message=message))
-
-
-def _emit(workspace: Workspace, event: Event) -> None:
-    with contextlib.closing(workspace.stream("trial")) as stream:
-        stream.emit(event)
+    workspace.add_events("trial", Warned(stage="train", message=message))
 
 
 if __name__ == "__main__":
