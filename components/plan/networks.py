@@ -204,7 +204,7 @@ class Trial:
             trained=sum(one.numel() for one in model.parameters() if one.requires_grad),
             device=gpu.name,
             ranks=machine.ranks,
-            precision="bf16" if training.bf16 else "fp16" if half else "fp32",
+            precision=training.precision,
             micro_batch=batch.micro_batch_size,
             accumulation=batch.gradient_accumulation_steps,
             moment=peak.moment,

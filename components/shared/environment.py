@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -23,8 +24,13 @@ _PACKAGES: Final = (
 @functools.cache
 def environment() -> dict[str, str]:
     """Return the versions by name. A package that is not installed is left out."""
-    result = {"python": platform.python_version(), "system": platform.platform()}
-    for package in _PACKAGES:
+    return versions("system", _PACKAGES)
+
+
+def versions(system: str, packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of Python, the system (under that name) and the installed packages."""
+    result = {"python": platform.python_version(), system: platform.platform()}
+    for package in packages:
         try:
             result[package] = version(package)
         except PackageNotFoundError:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -23,6 +21,7 @@ from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import code_digest, file_digest, value_digest
+from steadytrain.components.shared.environment import versions
 from steadytrain.components.shared.errors import BadInput, RunBusy, SteadytrainError, Stopped
 from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.shared.events.types import (
@@ -195,13 +194,7 @@ def _failure(current: Stage, error: BaseException) -> StepFailed:
 @functools.cache
 def environment() -> dict[str, str]:
     """Return versions by name: Python, the platform, installed packages, and steadytrain's code."""
-    result = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        try:
-            result[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return result | {"code": code_digest()}
+    return versions("platform", _PACKAGES) | {"code": code_digest()}
 
 
 R = TypeVar("R", bound=Record)

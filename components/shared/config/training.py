@@ -365,6 +365,11 @@ class TrainingConfig(Section):
         return copies + sum(section.weight_copies for section in self.techniques)
 
     @property
+    def precision(self) -> Literal["fp32", "bf16", "fp16"]:
+        """The precision of forward and backward passes."""
+        return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
+
+    @property
     def exporting_components(self) -> list[str]:
         """The components whose tensors replace the exported weights."""
         return [

@@ -34,7 +34,6 @@ from steadytrain.components.train.failures import FailureClass, classify
 from steadytrain.components.train.fallbacks import fallbacks_for, lower
 from steadytrain.components.train.loop.setup import (
     Parts,
-    precision,
     random_state,
     restore_random_state,
 )
@@ -141,7 +140,7 @@ def least_memory(parts: Parts) -> int:
         shape = replace(shape, frozen=frozen)
         setting = Setting(
             length=parts.sequence_length or shape.positions,
-            precision=precision(parts.config),
+            precision=parts.config.training.precision,
             recompute=True,
             accumulates=share > 1,
             strategy="ddp" if parts.world_size > 1 else "single",

@@ -26,7 +26,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.loop.progress import Emitter, Progress
-from steadytrain.components.train.loop.setup import Parts, precision
+from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.loop.steps import StepResult
 from steadytrain.components.train.loop.usage import gpu_use
 
@@ -113,7 +113,7 @@ class Reporter(Emitter):
                 max_steps=parts.steps,
                 parameters=parts.parameters,
                 device=_name_of(parts.accelerator.device),
-                precision=precision(parts.config),
+                precision=parts.config.training.precision,
                 recipe=[asdict(item) for item in parts.recipe],
                 groups=[asdict(item) for item in parts.groups],
                 joined=parts.joined,

@@ -140,7 +140,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             # Which tokens of a row are masked or hidden at random.
             training.masking.model_dump(mode="json"),
             training.denoising.model_dump(mode="json"),
-            "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
+            training.precision,
         ]
     )
 

@@ -18,7 +18,6 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadytrain.components.memory.groups import Group, frozen_names, grouped
-from steadytrain.components.memory.setting import Precision
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
@@ -338,15 +337,9 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
     handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=seconds), **both))
     return Accelerator(
         cpu=not cuda,
-        mixed_precision=precision(config) if training.bf16 or training.fp16 else "no",
+        mixed_precision="no" if training.precision == "fp32" else training.precision,
         kwargs_handlers=handlers,
     )
-
-
-def precision(config: RunConfig) -> Precision:
-    """Return the precision of forward and backward passes."""
-    training = config.training
-    return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
 
 
 def recompute_activations(module: Any, *, configured: bool) -> None:
