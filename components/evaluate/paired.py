@@ -32,6 +32,7 @@ from steadytrain.components.evaluate.metric import (
 )
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Interval
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import open_regular
 
 
@@ -55,6 +56,14 @@ class PairedDifference:
         if not (low > 0 or high < 0):
             return None
         return int((low > 0) == self.greater_is_better)
+
+
+def store_table(path: Path, table: pa.Table) -> Path:
+    """Write scores or answers to a Parquet file, whole or not at all. Return its path."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes())
+    return path
 
 
 def read_scores(path: Path) -> Scores:

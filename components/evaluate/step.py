@@ -35,7 +35,7 @@ from steadytrain.components.evaluate.extras import (
     task_results,
 )
 from steadytrain.components.evaluate.metric import Scores, measure, measure_slices, point_values
-from steadytrain.components.evaluate.paired import read_scores
+from steadytrain.components.evaluate.paired import read_scores, store_table
 from steadytrain.components.evaluate.scoring import judged_records, score_candidate, trained_model
 from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.pages.html import html
@@ -291,16 +291,16 @@ def _evaluation(
     report = scoring_progress(current, "candidate", records)
     table, splits = score_candidate(config, task, trained_model(train), records, report)
     folder = current.workspace.evaluation
-    path = _write(folder / SCORES, table)
+    path = store_table(folder / SCORES, table)
     files, baselines, reached = [path], {}, {}
     naive = task.scorer.score_baseline(records)
     if naive is not None:
-        files.append(_write(folder / BASELINE_SCORES, naive))
+        files.append(store_table(folder / BASELINE_SCORES, naive))
         metrics = point_values(Scores.of(naive))
         baselines = {name: metrics[name] for name in metrics.keys() - _SAYS_NOTHING}
     if tasks is not None:
         results = task_results(current, config, task, trained_model(train), tasks)
-        files.append(_write(folder / TASK_ANSWERS, results.answers))
+        files.append(store_table(folder / TASK_ANSWERS, results.answers))
         reached = results.scores
     scores = Scores.of(table)
     classes, sets = scores.classes, scores.sets
@@ -337,13 +337,6 @@ def _evaluation(
     if not missing:
         store.remember(key, evaluation, files)
     return evaluation, table
-
-
-def _write(path: Path, table: pa.Table) -> Path:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes())
-    return path
 
 
 def _labels(data: DataRecord, classes: Classes | None) -> list[str]:

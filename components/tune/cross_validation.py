@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from steadytrain.components.evaluate.metric import Scores, load_metric, point_values
+from steadytrain.components.evaluate.paired import store_table
 from steadytrain.components.pages.charts import aligned
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.shared.config import RunConfig
@@ -253,13 +254,10 @@ def summary(study: Study, results: Results) -> dict[str, Any]:
 
 def write_results(study: Study, results: Results, folder: Path) -> None:
     """Write `cross-validation.json` and, if a fold is finished, `out-of-fold.parquet`."""
-    storage = LocalStorage(folder)
     text = json.dumps(summary(study, results), indent=2)
-    storage.write(SUMMARY, f"{text}\n".encode())
+    LocalStorage(folder).write(SUMMARY, f"{text}\n".encode())
     if results.folds:
-        sink = pa.BufferOutputStream()
-        pq.write_table(predictions(list(results.folds)), sink)
-        storage.write(PREDICTIONS, sink.getvalue().to_pybytes())
+        store_table(folder / PREDICTIONS, predictions(list(results.folds)))
 
 
 def _comparisons(

@@ -33,7 +33,6 @@ from steadytrain.components.shared.processes import Identity, set_title
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.stopping import die_with_parent
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking
@@ -122,9 +121,7 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     if target.exists():
         return
     # Imported late: torch and MLflow take seconds, and other trials score nothing.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    from steadytrain.components.evaluate.paired import store_table
     from steadytrain.components.evaluate.scoring import judged_records, score_candidate
     from steadytrain.components.series.errors import measured_series
     from steadytrain.components.tabular.explained import explain, measured
@@ -146,10 +143,7 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
         files[EXPLAINED] = explained.model_dump_json().encode()
     if config.data.task in SERIES:
         files[ARTIFACT] = measured_series(model, data).model_dump_json().encode()
-    named = table.replace_schema_metadata(files)
-    sink = pa.BufferOutputStream()
-    pq.write_table(named, sink)
-    LocalStorage(target.parent).write(target.name, sink.getvalue().to_pybytes())
+    store_table(target, table.replace_schema_metadata(files))
 
 
 class _Driver:
