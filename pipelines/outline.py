@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from steadytrain.components.report import explain
-from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
@@ -83,11 +82,10 @@ def as_data(run: LocalRun) -> dict[str, Any]:
     workspace = run.workspace
     result = explain.summary_as_data(workspace)
     outcome = "stopped" if run.stopped is not None else "finished" if run.succeeded else "failed"
-    failed = run.failure is not None and run.stopped is None
     return {
         "run": workspace.run_id,
         "outcome": outcome,
-        "failure": failure_as_data(run.failure) if failed else None,
+        "failure": run.failure.as_plain() if run.failure and run.stopped is None else None,
         **{name: result[name] for name in ("training", "test", "gate")},
         "records": {path.stem: str(path) for path in sorted(workspace.records.glob("*.json"))},
         "report": result["report"] if workspace.report.is_file() else None,

@@ -135,8 +135,6 @@ def _as_json(
     Args:
         later: the runs that continued it.
     """
-    from steadytrain.components.report.explain import failure_as_data
-
     version = {"pipeline": run.version.pipeline, "version": run.version.name}
     named = {"run": run.name, "run_id": run.run_id, "link": run.url or None}
     steps = outcome and {name: step.state for name, step in outcome.steps.items()}
@@ -150,7 +148,7 @@ def _as_json(
             "state": outcome and outcome.state,
             "steps": steps,
             "summary": story.sentence if story else (outcome.message if outcome else None),
-            "failure": failure_as_data(story.failure if story else None),
+            "failure": story.failure.as_plain() if story and story.failure else None,
         }
     )
     if outcome and not outcome.succeeded:

@@ -35,7 +35,6 @@ from steadytrain.components.shared.events.types import (
     BatchSplit,
     CheckpointSkipped,
     GradientOverflow,
-    StepFailed,
 )
 from steadytrain.components.shared.quantities import duration, number, percent
 from steadytrain.components.shared.redaction import on_one_line
@@ -86,7 +85,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
         "run": workspace.run_id,
         "state": run_summary.state,
         "summary": run_summary.sentence,
-        "failure": failure_as_data(run_summary.failure),
+        "failure": run_summary.failure and run_summary.failure.as_plain(),
         "damaged": facts.unreadable,
         "attempts": [
             {
@@ -122,14 +121,6 @@ def _notes(facts: Facts) -> Iterator[list[str]]:
     overflows = facts.of(GradientOverflow)
     times = f"{len(overflows):,} x gradient_overflow"
     yield [f"{times}, last {describe(event).removeprefix('train: ')}" for event in overflows[-1:]]
-
-
-def failure_as_data(failure: StepFailed | None) -> dict[str, str] | None:
-    """Return the failure of a step for programs."""
-    if failure is None:
-        return None
-    names = ("stage", "error", "message", "remedy")
-    return {name: getattr(failure, name) for name in names}
 
 
 def recoveries(history: History) -> list[str]:
@@ -274,7 +265,7 @@ def summary_as_data(workspace: Workspace, *, running: bool = False) -> dict[str,
         "run": workspace.run_id,
         "state": run_summary.state,
         "summary": run_summary.sentence,
-        "failure": failure_as_data(run_summary.failure),
+        "failure": run_summary.failure and run_summary.failure.as_plain(),
         "steps": [
             {"step": item.stage, "state": item.state, "seconds": item.seconds}
             for item in latest(executions(facts.events))

@@ -187,8 +187,8 @@ def as_line(run_summary: RunSummary) -> str:
     """Return a story as one line."""
     content = asdict(run_summary)
     if run_summary.failure:
-        failure = run_summary.failure
-        content["failure"] = {name: redact(getattr(failure, name)) for name in _FAILURE}
+        failure = run_summary.failure.as_plain()
+        content["failure"] = {name: redact(text) for name, text in failure.items()}
     return f"{_MARK}{json.dumps(content)}"
 
 

@@ -172,8 +172,7 @@ def _message(facts: Facts) -> dict[str, str] | None:
         return None
     more = {"event": "failed"}
     if run_summary.failure:
-        more |= {"stage": run_summary.failure.stage, "error": run_summary.failure.error}
-        more |= {"message": run_summary.failure.message, "remedy": run_summary.failure.remedy}
+        more |= run_summary.failure.as_plain()
     attempts = facts.history.attempts
     if attempts and attempts[-1].ended and more.get("stage", "train") == "train":
         more["failure_class"] = attempts[-1].ended.failure_class

@@ -97,6 +97,10 @@ class StepFailed(Event):
     passing: bool = False
     seconds: float = 0.0
 
+    def as_plain(self) -> dict[str, str]:
+        """Return what went wrong and the fix, for programs."""
+        return {name: getattr(self, name) for name in ("stage", "error", "message", "remedy")}
+
     @property
     def on_request(self) -> bool:
         """Whether the step was asked to end, so that nothing is wrong."""
