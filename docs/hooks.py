@@ -11,7 +11,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-# MkDocs loads this file by its path; `reference` lies beside it.
+# MkDocs loads this file by its path; `reference` is next to it.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from reference.pages import PAGES

@@ -201,7 +201,7 @@ def init(
     host_memory_gb: Annotated[
         float,
         gigabytes(
-            "Memory beside these cores. It sets compute.pods.memory. Default: ask; with --yes, "
+            "Memory to go with these cores. It sets compute.pods.memory. Default: ask; with --yes, "
             "the preset's."
         ),
     ] = 0,

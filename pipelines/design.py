@@ -76,7 +76,7 @@ def pipeline_config(config: RunConfig, pods: TrainingPods | None) -> PipelineCon
 
 
 def schedules(config: RunConfig) -> str:
-    """Return the text of a file that schedules steadytrain.yaml, beside it, for each night."""
+    """Return the text of a file that schedules steadytrain.yaml, next to it, for each night."""
     nightly = Schedule(
         name=config.name,
         config="steadytrain.yaml",

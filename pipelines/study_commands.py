@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from steadytrain.components.tune.study import NewDesign, Study
 
 
-if TYPE_CHECKING:
-    from steadytrain.components.shared.config import RunConfig
-    from steadytrain.components.tune.study import Study
-
-
 _SAMPLES = 3
 
 

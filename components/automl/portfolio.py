@@ -30,7 +30,7 @@ class Family:
 
     config: `model.config` of all of them.
     entries: by name, the index in the portfolio and the settings that differ.
-    package: module that they need beside steadytrain's own; "" for none.
+    package: module that they need besides steadytrain's own; "" for none.
     max_steps: most steps of a configuration; early stopping ends it before, if there are several.
     space: the settings to search, by name, if the family leads.
     interpretable: whether people can read such a model.

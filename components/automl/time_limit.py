@@ -20,9 +20,9 @@ from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.tune.history import History, Trial
 
 UNIT_SECONDS: Final = 1.5
-"""What a unit takes beside learning, as measured on one core."""
+"""What a unit takes besides learning, as measured on one core."""
 _FINISH: Final = 13.0
-"""How many times as long the winner's run takes, beside learning and preparing the data."""
+"""How many times as long the winner's run takes, besides learning and preparing the data."""
 _AGAIN: Final = 4.5
 """How many times as long that takes as a command until its first unit. Both are mostly imports, so
 this tells how fast the machine is before a unit has ended."""
@@ -159,7 +159,7 @@ class TimeLimit:
                 limit, why = max(_LEAST_SECONDS, _OVERRUN * expected), f"{_OVERRUN:g} times as long"
                 why += f" as predicted, and at least {duration(_LEAST_SECONDS)}"
             elif since_prepared is None and not math.isfinite(self.seconds):
-                # Data are prepared beside the driver, before a pod waits for a node.
+                # Data are prepared next to the driver, before a pod waits for a node.
                 limit = max(_PREPARING, _OVERRUN * self._history.trials[0].began)
                 why = "to prepare the data; automl.budget.unit_minutes sets another limit"
             else:

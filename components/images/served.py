@@ -1,6 +1,6 @@
 """A model of images as MLflow serves it. MLflow stores this file with the model.
 
-It loads the model with the code that was exported beside it, so that it needs no steadytrain.
+It loads the model with the code that was exported with it, so that it needs no steadytrain.
 """
 
 import importlib.util

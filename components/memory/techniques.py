@@ -111,7 +111,7 @@ def _matched(
         # All states of the teacher exist at the end of its forward pass.
         forward=found.forward + width * (teacher.layers + 1) * teacher.hidden,
         kept=found.kept + width * pairs * teacher.hidden,
-        # The last state is returned beside the loss, in 32 bits.
+        # The last state is returned along with the loss, in 32 bits.
         matched=pairs * each + FP32 * student.hidden,
         projection=student.hidden * teacher.hidden if projected else 0,
     )

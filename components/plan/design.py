@@ -565,7 +565,7 @@ def schema() -> dict[str, Any]:
 
 
 def schema_of_plans() -> dict[str, Any]:
-    """Return the JSON Schema of a plan: what it has of a design, beside fields of its task."""
+    """Return the JSON Schema of a plan: what it has of a design, besides fields of its task."""
     whole = schema()
     return {
         **whole,

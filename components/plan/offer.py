@@ -74,7 +74,7 @@ def answering_remark(job: Workload, choice: Choice) -> Iterator[str]:
         span = hours(by_table(job, choice).tokens_per_second, memory.tokens)
         takes = (
             f"{duration(span.low * 3600)} to {duration(span.high * 3600)} of the hours and "
-            f"{size(memory.disk * memory.targets)} of disk beside the data"
+            f"{size(memory.disk * memory.targets)} of disk besides the data"
         )
     yield (
         f"training.distillation.top_k = {job.config.training.distillation.top_k}: before the first "
@@ -211,7 +211,7 @@ _TRADE_OFFS: Final[Mapping[Adapter, str]] = {
     "lora": "learns less than all weights and forgets less, close to them on few instructions; the "
     "result is a small adapter",
     # Dettmers et al. 2023.
-    "qlora": "as LoRA, beside weights rounded to 4 bits, which take a quarter of the memory and "
+    "qlora": "as LoRA, with weights rounded to 4 bits, which take a quarter of the memory and "
     "time to unpack",
 }
 

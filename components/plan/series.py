@@ -40,7 +40,7 @@ class SeriesPlan:
     rows_from: where these numbers come from.
     features: numbers that a model reads to forecast; 0 if it reads the values alone.
     parameters: weights of a network; 0 for other models.
-    memory: bytes of what is learned from and of the model in training, beside the libraries.
+    memory: bytes of what is learned from and of the model in training, besides the libraries.
     step_seconds: measured on this machine; None if that was not asked for.
     usd_per_hour: of the cores that it trains on; None if their price is unknown, or on GPUs.
     prices: where that is from.
@@ -82,7 +82,7 @@ class SeriesPlan:
         yield f"series   {self.series:,} with {self.rows:,} values to learn from"
         yield f"         by {self.rows_from}"
         yield f"reads    {reads}, to forecast {self.horizon:,} times"
-        yield f"memory   {size(self.memory)}, beside the libraries"
+        yield f"memory   {size(self.memory)}, besides the libraries"
         yield f"steps    {self.steps:,}"
         if self.seconds is None or self.step_seconds is None:
             yield "time     not measured"

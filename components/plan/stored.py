@@ -1,4 +1,4 @@
-"""What a run stores on disk, beside its data."""
+"""What a run stores on disk, besides its data."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ def _run(
 ) -> None:
     state, shown = batcher.state, time.monotonic()
     rows = _rows(inputs, data, scratch, state)
-    # Reading again is quick beside predicting.
+    # Reading again is quick compared to predicting.
     for source, line, row in itertools.islice(rows, state.records, None):
         if limit is not None and state.records >= limit:
             break

@@ -212,7 +212,7 @@ def _read_config(folder: Path, field: str = "model.base") -> dict[str, Any]:
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise BadInput(
             f"{field}: {folder} contains no weights",
-            remedy="put model.safetensors beside config.json, or train from scratch with "
+            remedy="put model.safetensors next to config.json, or train from scratch with "
             "model.config",
         )
     return content

@@ -44,7 +44,7 @@ _UNITS |= {"second": 1_000_000, "microsecond": 1}
 _GAPS = 0.5
 """Share of the times between the first and the last that may have no value."""
 _LEAST = {"auto_ets": 7, "auto_theta": 4}
-"""Values that a model of statsforecast needs beside those of a season: its parameters and more."""
+"""Values that a model of statsforecast needs besides those of a season: its parameters and more."""
 _SEASONS = {"1 business day": 5, "1 day": 7, "1 week": 52}
 _DATE_FEATURES = {
     "year": lambda when: when.year,
@@ -343,7 +343,7 @@ class SeriesModel:
     columns: of the series (None if there is one), the time and the value.
     covariates: columns of numbers that are known of the future too.
     gaps: share of the times between the first and the last of a history that may have no value.
-    packages: what it needs beside NumPy.
+    packages: what it needs besides NumPy.
     """
 
     packages: tuple[str, ...] = ("statsforecast",)

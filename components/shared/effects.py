@@ -3,7 +3,7 @@
 Digests, reuse, resume, studies and the gate ask for the effects.
 
 A field states its effect in its annotation, such as `Annotated[int, Effect.ROUNDING]`. A field that
-states none has the effect of the section that it is in. A `Use` beside it is one more use.
+states none has the effect of the section that it is in. A `Use` next to it is one more use.
 """
 
 from __future__ import annotations

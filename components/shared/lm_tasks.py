@@ -190,7 +190,7 @@ def _known(name: str) -> tuple[Any, str]:
         group = load_yaml(path, resolve_func=False).get("group")
         if group is None:
             return TaskManager(include_defaults=False), name
-        # A group names other tasks, beside it or installed.
+        # A group names other tasks, next to it or installed.
         return TaskManager(include_path=str(path.parent)), str(group)
 
 

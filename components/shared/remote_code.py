@@ -96,7 +96,7 @@ def _check_references(folder: Path) -> None:
                 raise BadInput(
                     f"{folder}: auto_map refers to {reference!r}, which model.revision does not "
                     "pin: it is not a class in a file of this folder",
-                    remedy="put the code beside the model, or set model.trust_remote_code to false",
+                    remedy="put the code into its folder, or set model.trust_remote_code to false",
                 )
     if (folder / "adapter_config.json").is_file():
         raise BadInput(

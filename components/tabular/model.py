@@ -418,7 +418,7 @@ class TableModel:
     """A model with its preparation. This one predicts the same for all records.
 
     kind: its name in the file.
-    libraries: the packages that it needs beside NumPy.
+    libraries: the packages that it needs besides NumPy.
     labels: the classes, in the order of the outputs; empty if it predicts a number.
     base: what the raw outputs begin at: (outputs,).
     sets: whether a record has any number of the labels. Then there is a raw output for each label,

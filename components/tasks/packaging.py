@@ -36,7 +36,7 @@ from steadytrain.components.tasks.text import TextTraining
 ADAPTERS = "adapter_config.json"
 """PEFT's file name. It is next to adapters that were exported without their base model."""
 MODEL_CONFIG = "model_config"
-"""Folder beside adapters with the complete model's config.json, which has the class names.
+"""Folder next to adapters with the complete model's config.json, which has the class names.
 
 Next to the adapters, Transformers would take it for that of a model with its own weights.
 """

@@ -1,4 +1,4 @@
-"""Models that MLflow serves with code of their own, which is exported beside them."""
+"""Models that MLflow serves with code of their own, which is exported with them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def page() -> str:
         "# Designs",
         "",
         "`steadytrain design --json` prints an object of this form. `steadytrain plan --json` has "
-        "`pipeline_config`, `distributed_config`, `cost_estimate` and `storage` beside its own "
+        "`pipeline_config`, `distributed_config`, `cost_estimate` and `storage` besides its own "
         "fields. `steadytrain schema --design` prints the schema below, and `steadytrain schema "
         "--plan` that of a plan.",
     ]

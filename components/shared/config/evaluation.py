@@ -167,7 +167,7 @@ class GateConfig(Section):
         None,
         allow_inf_nan=False,
         description="Loss that a search promised for this configuration, corrected for the choice "
-        "among those that it compared. The model card shows it beside the test side's. The gate "
+        "among those that it compared. The model card shows it next to the test side's. The gate "
         "does not use it.",
     )
 

@@ -41,7 +41,7 @@ _BATCH = tuple(item.name for item in dataclasses.fields(BatchSettings))
 def to_json(event: Event, *, job_id: str) -> str:
     """Return one line of JSON: event, level, job_id, and the event's own fields.
 
-    The fields of `batch` are beside the others, and null if there is none.
+    The fields of `batch` are among the others, and null if there is none.
     """
     content: dict[str, Any] = {"event": event.name, "level": event.severity, "job_id": job_id}
     content |= vars(event)

@@ -35,7 +35,7 @@ class Content:
     layout: the layout that was detected; "" if the columns are those of the configuration.
     noticed: what is odd about the record, as the end of a sentence that begins with the number of
         such records; "" if nothing is.
-    attachment: what it learns from beside the text, such as pixels; b"" if there is nothing.
+    attachment: what it learns from besides the text, such as pixels; b"" if there is nothing.
     """
 
     text: str

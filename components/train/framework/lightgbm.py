@@ -29,7 +29,7 @@ _LARGE: Final = 1_000_000
 def threads_for(values: int, compute: ComputeConfig) -> int:
     """Return how many threads learn from a matrix of that many values.
 
-    Threads that wait for each other are slower than one on a small table. A trial that runs beside
+    Threads that wait for each other are slower than one on a small table. A trial that runs next to
     others has its share of the cores in `compute.threads_per_rank`.
     """
     share = compute.threads_per_rank or len(os.sched_getaffinity(0))

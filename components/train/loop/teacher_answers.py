@@ -1,7 +1,7 @@
 """A teacher's answers to the training rows: computed once, before the first step, and stored.
 
 The ranks do this because they have torch, the device, and the precision that training uses; the
-step that prepares the data has none of them. The answers lie beside the prepared data, in a folder
+step that prepares the data has none of them. The answers are next to the prepared data, in a folder
 whose name has a digest of all that determines them, so later runs reuse them.
 
 Each file has the answers to consecutive rows. It appears when it is complete and is never replaced

@@ -138,7 +138,7 @@ def _lower(
     if decision is not None:
         return decision
     if all(item.memory == "host" for item in fallbacks):
-        # Other processes may have used up the memory beside a GPU, so the run retries.
+        # Other processes may have used up the host memory, so the run retries.
         return None
     summary = [*_fallback_results(history, fallbacks), advice(failure.memory_needed)]
     tried = "; ".join(filter(None, summary))

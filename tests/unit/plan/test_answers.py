@@ -64,7 +64,7 @@ def test_the_plan_shows_what_storing_the_answers_takes(stored, tmp_path, monkeyp
     data.save(Workspace.of(config).record("preprocess"))
     _, plan = stored(max_steps=10)
     (remark,) = [text for text in plan.remarks if "distillation" in text]
-    assert f"and {size(900 * 68)} of disk beside the data" in remark
+    assert f"and {size(900 * 68)} of disk besides the data" in remark
     found = answering(plan.job, plan.choice)
     assert found.tokens > 0
     monkeypatch.setattr(offer, "answering", lambda *_: None)
