@@ -101,7 +101,7 @@ def design(
     For example: `steadytrain design chat --gpu-type a100 --gpu-count 8 --budget-usd 500`
     """
     check_extra("data", "steadytrain design")
-    from steadytrain.components.plan.design import Given, scripts, source_bytes
+    from steadytrain.components.plan.design import Resources, scripts, source_bytes
     from steadytrain.components.shared.config.data_sections import TABLES
     from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware, price_table
@@ -156,7 +156,7 @@ def design(
         remedy = f"name your data with --data, such as --data my.csv; or {error.remedy}"
         raise BadInput(error.message, remedy=remedy) from error
     host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
-    estimate = found.design(Given(given_bytes or source_bytes(config), host, disk))
+    estimate = found.design(Resources(given_bytes or source_bytes(config), host, disk))
     estimate = estimate.serving(tokens_per_second)
     options.show(estimate.model_dump(mode="json")) if as_json else typer.echo(
         "\n".join(estimate.lines())

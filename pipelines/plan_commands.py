@@ -118,7 +118,7 @@ def plan(
     134 MB of the data itself, in a folder that it removes.
     """
     check_extra("data", "steadytrain plan")
-    from steadytrain.components.plan.design import Given, source_bytes
+    from steadytrain.components.plan.design import Resources, source_bytes
     from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.plan_hardware import (
         ANY,
@@ -179,7 +179,7 @@ def plan(
         hours=not by_formula,
         dry_run=not by_formula,
     )
-    known = Given(source_bytes(config))
+    known = Resources(source_bytes(config))
     design = found.design(known) if as_json or found.leaves_budget else None
     problems = design.problems if design and found.leaves_budget else ()
     if design and as_json:

@@ -16,7 +16,7 @@ import typer
 from steadytrain.components.memory.model import any_model_shape, architecture_of, label_count
 from steadytrain.components.plan.design import (
     Design,
-    Given,
+    Resources,
     Storage,
     cost_estimate,
     design_of_network,
@@ -65,25 +65,25 @@ class Planned:
     config: RunConfig
     design_of: Callable[..., Design]
 
-    def design(self, given: Given) -> Design:
+    def design(self, resources: Resources) -> Design:
         """Return the design, with the pipeline that kfp compiles."""
         from steadytrain.pipelines.design import pipeline_config
 
         pipeline = partial(pipeline_config, self.config)
-        return self.design_of(self.plan, self.config, pipeline, given)
+        return self.design_of(self.plan, self.config, pipeline, resources)
 
-    def storage(self, given: Given) -> Storage:
+    def storage(self, resources: Resources) -> Storage:
         """Return the disk space of the run."""
-        return storage_of(self.plan, self.config, given)
+        return storage_of(self.plan, self.config, resources)
 
     @property
     def leaves_budget(self) -> bool:
         """Whether only the design compares the cost with the budget, as for all but texts."""
         return not isinstance(self.plan, Plan) and self.config.compute.budget_usd is not None
 
-    def lines(self, given: Given, tokens_per_second: float) -> Iterator[str]:
+    def lines(self, resources: Resources, tokens_per_second: float) -> Iterator[str]:
         """Yield the plan for people, with the disk space and the price of inference."""
-        space = self.storage(given).line()
+        space = self.storage(resources).line()
         if isinstance(self.plan, Plan):
             cost = cost_estimate(self.plan).serving(tokens_per_second)
             yield from (render(self.plan), "", space, *cost.inference_lines())

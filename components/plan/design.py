@@ -359,7 +359,7 @@ def training_pods(config: RunConfig, gpu: str | None) -> TrainingPods:
 
 
 @dataclass(frozen=True)
-class Given:
+class Resources:
     """The inputs of a design besides the configuration.
 
     data_bytes: of the source; None if unknown.
@@ -380,10 +380,10 @@ def source_bytes(config: RunConfig) -> int | None:
         return None
 
 
-def storage_of(plan: AnyPlan, config: RunConfig, given: Given) -> Storage:
+def storage_of(plan: AnyPlan, config: RunConfig, resources: Resources) -> Storage:
     """Return the disk space of a run."""
     kept = config.training.save_total_limit + 2
-    data = None if given.data_bytes is None else 2 * given.data_bytes / 1e9
+    data = None if resources.data_bytes is None else 2 * resources.data_bytes / 1e9
     stored = plan.stored
     checkpoints = None if stored is None else kept * stored.checkpoint / 1e9
     model = None if stored is None else stored.model / 1e9
@@ -392,11 +392,13 @@ def storage_of(plan: AnyPlan, config: RunConfig, given: Given) -> Storage:
         checkpoints_gb=checkpoints,
         model_gb=model,
         total_gb=sum(part or 0.0 for part in (data, checkpoints, model)),
-        available_gb=None if given.disk is None else given.disk / 1e9,
+        available_gb=None if resources.disk is None else resources.disk / 1e9,
     )
 
 
-def design_of_plan(plan: Plan, config: RunConfig, pipeline: Pipeline, given: Given) -> Design:
+def design_of_plan(
+    plan: Plan, config: RunConfig, pipeline: Pipeline, resources: Resources
+) -> Design:
     """Return the design for a model of texts."""
     from steadytrain.components.plan.render import filled
 
@@ -406,12 +408,12 @@ def design_of_plan(plan: Plan, config: RunConfig, pipeline: Pipeline, given: Giv
         pipeline(training_pods(filled(plan), plan.job.machine.gpu.name)),
         distributed_config(plan),
         cost_estimate(plan),
-        storage_of(plan, config, given),
+        storage_of(plan, config, resources),
     )
 
 
 def design_of_network(
-    plan: NetworkPlan, config: RunConfig, pipeline: Pipeline, given: Given
+    plan: NetworkPlan, config: RunConfig, pipeline: Pipeline, resources: Resources
 ) -> Design:
     """Return the design for a model of images or of mixed records."""
     return _checked(
@@ -420,11 +422,13 @@ def design_of_network(
         pipeline(training_pods(config, plan.device)),
         _copies(config, plan.ranks, plan.device != "CPU", plan.remarks),
         _cost_on(plan, config, plan.device, plan.hours, ""),
-        storage_of(plan, config, given),
+        storage_of(plan, config, resources),
     )
 
 
-def design_of_table(plan: TablePlan, config: RunConfig, pipeline: Pipeline, given: Given) -> Design:
+def design_of_table(
+    plan: TablePlan, config: RunConfig, pipeline: Pipeline, resources: Resources
+) -> Design:
     """Return the design for a model of a table, which one process learns on a CPU."""
     tips = [*plan.remarks]
     if plan.threads is not None:
@@ -433,17 +437,17 @@ def design_of_table(plan: TablePlan, config: RunConfig, pipeline: Pipeline, give
         tips.insert(1, f"the matrix takes {size(plan.memory)}; reading and binning take more")
     remedy = "fewer columns, or a sample of the records"
     return _checked(
-        list(_too_large("the matrix", plan.memory, given, remedy)),
+        list(_too_large("the matrix", plan.memory, resources, remedy)),
         [],
         pipeline(None),
         _one_process(tips),
         _cost_on(plan, config, "CPU", plan.hours, plan.unknown_time),
-        storage_of(plan, config, given),
+        storage_of(plan, config, resources),
     )
 
 
 def design_of_series(
-    plan: SeriesPlan, config: RunConfig, pipeline: Pipeline, given: Given
+    plan: SeriesPlan, config: RunConfig, pipeline: Pipeline, resources: Resources
 ) -> Design:
     """Return the design for a model of time series. Only networks have several ranks and pods."""
     compute, hours = config.compute, (plan.seconds or 0) / 3600
@@ -454,12 +458,12 @@ def design_of_series(
         ranks = _copies(config, compute.world_size, compute.device == "cuda", plan.remarks)
     timed = "`steadytrain plan FILE` times a step"
     return _checked(
-        list(_too_large("what it learns from", plan.memory, given, "or fewer series")),
+        list(_too_large("what it learns from", plan.memory, resources, "or fewer series")),
         [],
         pipeline(pods),
         ranks,
         _cost_on(plan, config, device, Span.of(hours) if hours else None, timed),
-        storage_of(plan, config, given),
+        storage_of(plan, config, resources),
     )
 
 
@@ -500,9 +504,9 @@ def _copies(config: RunConfig, ranks: int, cuda: bool, tips: list[str]) -> Distr
     )
 
 
-def _too_large(what: str, memory: int | None, given: Given, remedy: str) -> Iterator[str]:
+def _too_large(what: str, memory: int | None, resources: Resources, remedy: str) -> Iterator[str]:
     """Yield a sentence if a node has not enough memory."""
-    room = given.host_memory
+    room = resources.host_memory
     if memory is not None and room is not None and memory > room:
         yield (
             f"{what} needs {memory / 1e9:.1f} GB, and the machine has {room / 1e9:.1f} GB of "

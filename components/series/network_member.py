@@ -22,7 +22,7 @@ from steadytrain.components.train.framework import Learned
 from steadytrain.components.train.framework.learner import State
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.optim import set_rate
-from steadytrain.components.train.loop.setup import Parts, build_module, set_up
+from steadytrain.components.train.loop.setup import TrainingSetup, build_module, set_up
 from steadytrain.components.train.loop.steps import take_step
 
 
@@ -42,7 +42,7 @@ class NetworkMember:
         return build_module(self.config, self.task)
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> TrainingSetup:
         """What the loop trains with."""
         training = self.config.training
         planned = plan_batch(training.global_batch_size, 1, training.micro_batch_size)

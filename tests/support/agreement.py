@@ -27,7 +27,7 @@ from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.train.checkpoint.store import CheckpointStore
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.reporter import Reporter
-from steadytrain.components.train.loop.setup import Parts, set_up
+from steadytrain.components.train.loop.setup import TrainingSetup, set_up
 from steadytrain.components.train.loop.training import Training
 
 from support.training import LLAMA, VOCABULARY, Bench, losses_of, packed_row, write_data
@@ -99,7 +99,9 @@ def padded(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(values) for name, values in batch.items()}
 
 
-def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) -> list[float]:
+def by_trainer(
+    folder: Path, parts: TrainingSetup, initial: Mapping[str, torch.Tensor]
+) -> list[float]:
     """Return Trainer's losses, with its batches in the order that our ranks use."""
     smoothing = parts.config.training.label_smoothing_factor
     model = AutoModelForCausalLM.from_config(
@@ -133,7 +135,7 @@ def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) 
     return kept.found
 
 
-def trainer_order(parts: Parts) -> Iterator[int]:
+def trainer_order(parts: TrainingSetup) -> Iterator[int]:
     """Yield row indices in the order that makes Trainer's batches match ours.
 
     Trainer deals complete micro-batches to the ranks in turn; our ranks have contiguous shares.
@@ -146,7 +148,7 @@ def trainer_order(parts: Parts) -> Iterator[int]:
                 yield from batch[start : start + micro]
 
 
-def ours(bench: Bench, parts: Parts) -> list[float]:
+def ours(bench: Bench, parts: TrainingSetup) -> list[float]:
     stream = bench.workspace.stream("train") if parts.rank == 0 else None
     store = CheckpointStore(bench.workspace.checkpoints, keep=1)
     Training(parts, store, Reporter(stream, 1), StopRequests(None)).run()

@@ -26,7 +26,7 @@ from steadytrain.components.sizing.strategy import TrainingOption
 from steadytrain.components.sizing.time_cost import flops_per_token, update_flops
 from steadytrain.components.tasks.encoding.plain_text import SENTINELS
 from steadytrain.components.train.loop.batches import take_share
-from steadytrain.components.train.loop.setup import Parts, set_up
+from steadytrain.components.train.loop.setup import TrainingSetup, set_up
 from steadytrain.components.train.loop.steps import take_step
 
 from support.training import CLASSES, PACKED, Bench, write_data, write_tokenizer
@@ -74,7 +74,7 @@ class CostedRun:
     """A run that repeats the step of its first global batch."""
 
     bench: Bench
-    parts: Parts
+    parts: TrainingSetup
 
     @classmethod
     def make(

@@ -22,7 +22,7 @@ from steadytrain.components.tasks.base import Batch, Row, load_task
 from steadytrain.components.techniques.mixup.mixing import CENTER, PARTNER, SHARE
 from steadytrain.components.techniques.modules import to_device
 from steadytrain.components.train.loop.data import drawn, share
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import TrainingSetup
 from steadytrain.components.train.loop.shortening import cut_places, shortened, without_targets
 
 # Which row of a global batch each row is mixed with, and how (`training.mixup`).
@@ -92,7 +92,7 @@ EachRow = Callable[[Callable[[int], Row], Iterable[int]], Iterable[Row]]
 """Calls a function with each position, and yields the rows in the order of the positions."""
 
 
-def take_share(parts: Parts, step: int, each: EachRow = map) -> RankBatches:
+def take_share(parts: TrainingSetup, step: int, each: EachRow = map) -> RankBatches:
     """Return this rank's micro-batches of the global batch of `step`, on the CPU."""
     training = parts.config.training
     size, mixup = training.global_batch_size, training.mixup
@@ -139,7 +139,9 @@ def take_share(parts: Parts, step: int, each: EachRow = map) -> RankBatches:
     return RankBatches(batches, weight, tokens, places)
 
 
-def _cut(parts: Parts, rows: Sequence[Row], row_at: Callable[[int], Row]) -> tuple[list[Row], int]:
+def _cut(
+    parts: TrainingSetup, rows: Sequence[Row], row_at: Callable[[int], Row]
+) -> tuple[list[Row], int]:
     """Return a rank's rows as short sequences, and how many micro-batches others have more.
 
     With sharded weights, each pass needs all ranks. So all of them compute the same number.
@@ -163,7 +165,7 @@ def _cut(parts: Parts, rows: Sequence[Row], row_at: Callable[[int], Row]) -> tup
 class Prefetch:
     """Provides shares of global batches on the device, fetched some steps ahead. Close it."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TrainingSetup) -> None:
         self.parts = parts
         self._thread = ThreadPoolExecutor(1, "prefetch")
         workers = parts.config.training.loader_workers

@@ -35,7 +35,7 @@ from steadytrain.components.train.loop.monitors import (
     StepProfiler,
 )
 from steadytrain.components.train.loop.progress import Emitter
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import TrainingSetup
 
 Tensors = Mapping[str, torch.Tensor]
 _AVERAGING: Final = "training.averaging"
@@ -53,7 +53,7 @@ class Components:
         PluginFailed: a component raised an exception. All methods raise this.
     """
 
-    def __init__(self, parts: Parts, emitter: Emitter) -> None:
+    def __init__(self, parts: TrainingSetup, emitter: Emitter) -> None:
         self._strategy = parts.strategy
         self._by_name: dict[str, TrainingComponent] = {
             name: plugins.create(plugins.COMPONENTS, name, options)
@@ -223,7 +223,7 @@ class Components:
             return state
 
 
-def _watching(parts: Parts) -> dict[str, TrainingComponent]:
+def _watching(parts: TrainingSetup) -> dict[str, TrainingComponent]:
     """Return the components that only watch, by the field that turns them on."""
     monitor, steps = parts.config.training.monitor, parts.config.training.profile.steps
     result: dict[str, TrainingComponent] = {}

@@ -80,11 +80,11 @@ class Rows(Sequence[Row]):
     Each record batch is checked before its first row is returned.
 
     Args:
-        beside: has further columns for each row.
+        extra: has further columns for each row.
     """
 
-    def __init__(self, files: Sequence[Path], beside: Rows | None = None) -> None:
-        self.beside = beside
+    def __init__(self, files: Sequence[Path], extra: Rows | None = None) -> None:
+        self.extra = extra
         self._stored = [stored for file in files for stored in open_batches(file)]
         self.batches = [stored.batch for stored in self._stored]
         self.ends = list(accumulate(batch.num_rows for batch in self.batches))
@@ -112,7 +112,7 @@ class Rows(Sequence[Row]):
             }
         inner = index - (self.ends[number] - batch.num_rows)
         row = {name: column[inner] for name, column in self._columns[number].items()}
-        return row if self.beside is None else {**row, **self.beside[index]}
+        return row if self.extra is None else {**row, **self.extra[index]}
 
     def lengths(self, column: str) -> npt.NDArray[np.int32]:
         """Return the length of each row's list in a column, without reading the lists' items."""
@@ -149,8 +149,8 @@ class Rows(Sequence[Row]):
         """
         for number in sorted(self._columns):
             self._stored[number].checked()
-        if self.beside is not None:
-            self.beside.check_used()
+        if self.extra is not None:
+            self.extra.check_used()
 
 
 def drawn(task: TrainingTask, row: Row, position: int, *, training: bool) -> Row:

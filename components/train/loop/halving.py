@@ -33,7 +33,7 @@ from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.failures import FailureClass, classify
 from steadytrain.components.train.fallbacks import fallbacks_for, lower
 from steadytrain.components.train.loop.setup import (
-    Parts,
+    TrainingSetup,
     random_state,
     restore_random_state,
 )
@@ -43,7 +43,7 @@ from steadytrain.components.train.strategy.replicated import learns_in_buffers
 class Halving:
     """Decides about the passes of one step after another."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TrainingSetup) -> None:
         self.parts = parts
         training = parts.config.training
         # The counts of a package's component or of the noise scale cannot be undone, and
@@ -122,7 +122,7 @@ class Halving:
             torch.cuda.reset_peak_memory_stats()
 
 
-def least_memory(parts: Parts) -> int:
+def least_memory(parts: TrainingSetup) -> int:
     """Return a rank's bytes with micro-batch 1 and activation checkpointing, by the formula.
 
     Return 0 if the formula does not know the model.

@@ -26,7 +26,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.loop.progress import Emitter, Progress
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import TrainingSetup
 from steadytrain.components.train.loop.steps import StepResult
 from steadytrain.components.train.loop.usage import gpu_use
 
@@ -105,7 +105,7 @@ class Reporter(Emitter):
             self._worked = now
             self.emit(WorkProgress(stage="train", work=work, done=done, total=total, unit="rows"))
 
-    def started(self, parts: Parts, progress: Progress) -> None:
+    def started(self, parts: TrainingSetup, progress: Progress) -> None:
         self.emit(
             TrainingStarted(
                 attempt=self.attempt,
@@ -121,7 +121,7 @@ class Reporter(Emitter):
             )
         )
 
-    def latency(self, parts: Parts, workspace: Workspace) -> None:
+    def latency(self, parts: TrainingSetup, workspace: Workspace) -> None:
         """Measure a sequence's latency, unless an earlier attempt of the run has."""
         if any(isinstance(event, LatencyMeasured) for event in read_events(workspace.events)):
             return
@@ -162,7 +162,7 @@ class Reporter(Emitter):
         for rank, waited in enumerate(result.waits):
             window.waits[rank] += waited
 
-    def gradients(self, parts: Parts, progress: Progress, result: StepResult) -> None:
+    def gradients(self, parts: TrainingSetup, progress: Progress, result: StepResult) -> None:
         """Count a step that was clipped, and report one that overflowed."""
         if result.overflow:
             self._overflow(progress, scale=parts.strategy.scale)
@@ -171,7 +171,7 @@ class Reporter(Emitter):
         if share is not None:
             self._overflow(progress, clipped=share, steps=CLIPPED_STEPS)
 
-    def step(self, parts: Parts, progress: Progress, result: StepResult) -> None:
+    def step(self, parts: TrainingSetup, progress: Progress, result: StepResult) -> None:
         """Report the steps since the last report."""
         window, self._window = self._window, _Window()
         on_gpu = parts.accelerator.device.type == "cuda"
@@ -195,7 +195,7 @@ class Reporter(Emitter):
 
     def validated(
         self,
-        parts: Parts,
+        parts: TrainingSetup,
         progress: Progress,
         metrics: dict[str, float],
         *,
@@ -217,7 +217,7 @@ class Reporter(Emitter):
         self.emit(GradientOverflow(attempt=self.attempt, step=progress.step, **what))
 
 
-def epoch(parts: Parts, step: int) -> float:
+def epoch(parts: TrainingSetup, step: int) -> float:
     """Return how many passes over the training data `step` optimizer steps make."""
     return step * parts.config.training.global_batch_size / len(parts.train)
 

@@ -85,7 +85,7 @@ class Phases:
 
 
 @dataclass
-class Parts:
+class TrainingSetup:
     """Everything a rank trains with.
 
     parameters: number of parameters of the full model.
@@ -157,7 +157,7 @@ def set_up(
     skipped_batches: Sequence[int] = (),
     recipe: Sequence[Decision] = (),
     watch: Watch = Watch(),  # noqa: B008  immutable
-) -> Parts:
+) -> TrainingSetup:
     """Build this rank's model, optimizer, schedule and data.
 
     Args:
@@ -206,7 +206,7 @@ def set_up(
     ]
     if training.distillation.stored:
         # Before the student is on the device: the two never share its memory.
-        rows.beside = answered(config, data, rows, task, module, accelerator, watch)
+        rows.extra = answered(config, data, rows, task, module, accelerator, watch)
     parameters = parameter_count(module)
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})
@@ -222,7 +222,7 @@ def set_up(
         batch,
         fused=tried.fused,
     )
-    return Parts(
+    return TrainingSetup(
         config=config,
         batch=batch,
         accelerator=accelerator,

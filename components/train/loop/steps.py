@@ -20,7 +20,7 @@ from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.optim import current_rate
-from steadytrain.components.train.loop.setup import Parts, PhaseSeconds
+from steadytrain.components.train.loop.setup import PhaseSeconds, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StepResult:
 
 
 def agree(
-    parts: Parts,
+    parts: TrainingSetup,
     own: RankBatches,
     stop_flags: list[int],
     *,
@@ -94,7 +94,7 @@ def agree(
 
 
 def take_step(
-    parts: Parts,
+    parts: TrainingSetup,
     step: int,
     batches: list[Batch],
     weight: int,
@@ -139,14 +139,14 @@ def take_step(
     return StepResult(loss, norm, rate, overflow=strategy.skipped, phases=phases, waits=waits)
 
 
-def _check_norm(parts: Parts, step: int, loss: float, norm: float) -> None:
+def _check_norm(parts: TrainingSetup, step: int, loss: float, norm: float) -> None:
     """Raise Diverged if the norm is not finite, unless a scaler can still lower its scale."""
     if not math.isfinite(norm) and parts.strategy.scale <= 1:
         raise Diverged(step + 1, loss, norm)
 
 
 def _accumulate(
-    parts: Parts,
+    parts: TrainingSetup,
     batches: list[Batch],
     weight: int,
     after_backward: Callable[[Batch], None],
@@ -182,7 +182,7 @@ def _accumulate(
     return loss, phases.take(exchanged), waits
 
 
-def _passes(parts: Parts, batch: Batch) -> Iterable[Pass]:
+def _passes(parts: TrainingSetup, batch: Batch) -> Iterable[Pass]:
     """Return the forward and backward passes of a micro-batch."""
     attack = parts.config.training.adversarial
     if not attack.on:
@@ -197,7 +197,7 @@ def _passes(parts: Parts, batch: Batch) -> Iterable[Pass]:
 
 
 @torch.no_grad()
-def _measured(parts: Parts, batches: list[Batch], weight: int) -> list[Batch]:
+def _measured(parts: TrainingSetup, batches: list[Batch], weight: int) -> list[Batch]:
     """Return the micro-batches with what the task measures in the global batch."""
     total = torch.zeros((), dtype=torch.float64, device=parts.accelerator.device)
     with parts.phases.forward:

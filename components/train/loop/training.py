@@ -36,7 +36,7 @@ from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing, set_ra
 from steadytrain.components.train.loop.progress import ExportedChoice, Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import (
-    Parts,
+    TrainingSetup,
     build_module,
     random_state,
     restore_random_state,
@@ -68,7 +68,7 @@ class Training(TrainingLoop):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: TrainingSetup,
         store: CheckpointStore,
         reporter: Reporter,
         requests: StopRequests,

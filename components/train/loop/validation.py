@@ -19,12 +19,12 @@ from steadytrain.components.train.checkpoint.state import by_parameter
 from steadytrain.components.train.loop.data import drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.progress import best_metric
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import TrainingSetup
 from steadytrain.components.train.strategy.base import Strategy
 
 
 @torch.no_grad()
-def validate(parts: Parts) -> dict[str, float]:
+def validate(parts: TrainingSetup) -> dict[str, float]:
     """Return the task's metrics over all validation data. They are equal on all ranks."""
     # Don't use the wrapped model: ranks may have different numbers of batches.
     parts.module.eval()
@@ -43,7 +43,7 @@ def validate(parts: Parts) -> dict[str, float]:
     return parts.task.validation_metrics(total)
 
 
-def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
+def _sums(parts: TrainingSetup, rows: Sequence[int]) -> Mapping[str, float]:
     parts.beat("validate")
     batch = parts.task.collate(
         [drawn(parts.task, parts.validation[index], index, training=False) for index in rows]
@@ -51,7 +51,7 @@ def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
     return parts.task.validate(parts.module, to_device(batch, parts.accelerator.device))
 
 
-def _run_extra_passes(parts: Parts, missing: int) -> None:
+def _run_extra_passes(parts: TrainingSetup, missing: int) -> None:
     """Run extra forward passes while other ranks validate: with shards, each pass needs all ranks.
 
     Args:
@@ -62,7 +62,7 @@ def _run_extra_passes(parts: Parts, missing: int) -> None:
 
 
 @torch.no_grad()
-def best_by(parts: Parts) -> tuple[str, bool]:
+def best_by(parts: TrainingSetup) -> tuple[str, bool]:
     """Return the metric that selects the best model, and whether a higher value is better.
 
     Raises:
@@ -71,7 +71,7 @@ def best_by(parts: Parts) -> tuple[str, bool]:
     return best_metric(parts.config.training, parts.task, partial(_metric_names, parts))
 
 
-def _metric_names(parts: Parts) -> Sequence[str]:
+def _metric_names(parts: TrainingSetup) -> Sequence[str]:
     """Get the names from the task, using a single row, so mistakes show before the first step."""
     declared = load_task(parts.config.data.task).metrics(parts.config)
     if declared is not None:
