@@ -68,12 +68,19 @@ def left_behind(steadytrain):
     return found
 
 
+def titles(processes, command):
+    """Return the first word of the title of each process but the command."""
+    others = [" ".join(one.cmdline()) for one in processes if one.pid != command.pid]
+    return sorted(line.removeprefix("steadytrain: ").split()[0] for line in others)
+
+
 @pytest.mark.long
 def test_run_stopped_repeatedly_leaves_nothing_behind_and_continues(steadytrain):
     for times, leave in enumerate([ctrl_c, stop, kill], start=1):
         process = start(steadytrain, steadytrain.pause(0, stoppable=True), *LONG)
         wait_for(lambda times=times: attempts_that_saved(steadytrain) == times)
         (folder,) = steadytrain.output.glob("runs/*")
+        assert titles(left_behind(steadytrain), process) == ["agent", "rank", "steps", "train"]
         leave(steadytrain, process, folder)
         out, _ = process.communicate(timeout=600)
         assert process.returncode != 0
