@@ -141,7 +141,7 @@ class _Step:
             yield self._moment(
                 "the embeddings' backward",
                 layer.entry,
-                held.gradients + tables * held.head_gradient,
+                held.gradients + tables * held.table_gradient,
             )
         yield self._moment("the update", held.update, held.gradients)
 

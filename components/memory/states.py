@@ -50,7 +50,7 @@ class States:
     bucket: the part of `gradients` that is full gradients being exchanged; it doesn't exist in
         forward.
     head_gradient: of the head's matrix, before it is sharded. `head_sum`: the same in 32 bits,
-        while the loss accumulates it.
+        while the loss accumulates it. `table_gradient`: of the embeddings' table.
     layer_gradient: of one layer, before it is sharded. `weight_gradient`: of its largest weight.
     copies: autocast's 16-bit copies of all layers. `head_copy`: of the head. `head_block`: the part
         of a quantized head that is unpacked at a time.
@@ -67,6 +67,7 @@ class States:
     optimizer: int
     head_gradient: int
     head_sum: int
+    table_gradient: int
     layer_gradient: int
     weight_gradient: int
     copies: int
@@ -160,6 +161,8 @@ def states(shape: Shape, setting: Setting) -> States:
     buckets = bucket if setting.shards_gradients or setting.accumulates else 0
     whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
+    gradient_width = 2 if setting.deepspeed and setting.half else FP32
+    table = shape.vocabulary * shape.hidden
     a_layer = gradients * shape.layer // max(shape.parameters - shape.frozen, 1)
     host = int(trained * kept.host_bytes(matrices)) + host_table(shape, setting)
     disk = 0
@@ -177,9 +180,9 @@ def states(shape: Shape, setting: Setting) -> States:
         gradients=own_gradients + buckets,
         bucket=0 if setting.by_buckets or whole_and_waiting else bucket,
         optimizer=optimizer,
-        head_gradient=_head_values(shape, setting)
-        * (2 if setting.deepspeed and setting.half else FP32),
+        head_gradient=_head_values(shape, setting) * gradient_width,
         head_sum=_head_values(shape, setting) * FP32,
+        table_gradient=0 if setting.adapter.freezes else table * gradient_width,
         layer_gradient=a_layer,
         weight_gradient=a_layer * _largest_weight(shape) // max(shape.layer, 1),
         # Autocast keeps no copy of a frozen weight.

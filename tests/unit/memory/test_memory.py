@@ -130,6 +130,15 @@ def test_dry_run_frees_each_gradient_that_is_added_to_another(setting):
         assert by_dry_run(case) == pytest.approx(measured_peak(case), rel=5e-4), case
 
 
+@pytest.mark.slow
+def test_gradient_of_a_classifiers_embeddings_is_added_to_the_one_before():
+    setting = replace(CPU, length=64, micro_batch=1, masked=True, accumulates=True)
+    case = Case({**BERT, "vocab_size": 8000}, setting, classes=True)
+    truth = measured_peak(case)
+    assert by_dry_run(case) == pytest.approx(truth, rel=0.005)
+    assert by_formula(case) == pytest.approx(truth, rel=0.005)
+
+
 DDP = replace(CPU, strategy="ddp", ranks=2)
 FSDP = replace(CPU, strategy="fsdp", ranks=2)
 ZERO_1 = replace(DDP, strategy="zero1")
