@@ -218,9 +218,7 @@ class _Step:
         ):
             below = count - above
             head = 0 if keeps and not self.shape.tied else held.head_gradient
-            done = head + (
-                self.before if self.setting.keeps_gradients else held.bucket + above * own
-            )
+            done = head + (self.before if keeps else held.bucket + above * own)
             copies = below * a_layer if self.copies else again
             kept = self.outside + below * self.stored + recomputed + copies + layer.entry
             for half, gradient in (

@@ -42,7 +42,7 @@ class NetworkMember:
         return build_module(self.config, self.task)
 
     @cached_property
-    def parts(self) -> TrainingSetup:
+    def setup(self) -> TrainingSetup:
         """What the loop trains with."""
         training = self.config.training
         planned = plan_batch(training.global_batch_size, 1, training.micro_batch_size)
@@ -56,13 +56,13 @@ class NetworkMember:
 
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         del rows
-        parts = self.parts
-        set_rate(parts.scheduler, learning_rate(parts.recipe) * learning_rate_scale)
-        work = take_share(parts, self.steps)
-        batches = [to_device(batch, parts.accelerator.device) for batch in work.batches]
+        setup = self.setup
+        set_rate(setup.scheduler, learning_rate(setup.recipe) * learning_rate_scale)
+        work = take_share(setup, self.steps)
+        batches = [to_device(batch, setup.accelerator.device) for batch in work.batches]
         weight = max(1, work.weight)
         result = take_step(
-            parts,
+            setup,
             self.steps,
             batches,
             weight,
