@@ -2,7 +2,8 @@
 
 It shows another folder, through the kernel's FUSE. As an NFS client does, it remembers for 60 s
 that a name was missing, until the folder is opened. Reading a file named STUCK never returns, and
-the process that reads it cannot be killed, as with a server that is gone.
+the process that reads it cannot be killed, as with a server that is gone. It still can before the
+server has taken the request. From then on, UNANSWERED is beside the file in the mirrored folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pytest
 from support.command import wait_for
 
 STUCK = "stuck"
+UNANSWERED = "unanswered"
 _SILENT = {2, 36, 42}  # FORGET, INTERRUPT, BATCH_FORGET
 _NOTIFY_INVALID_ENTRY = 3
 _ENOENT, _ENOSYS = 2, 38
@@ -79,7 +81,10 @@ class Mirror:
                 return _DIRECT
             case 15:  # READ
                 _, offset, size = struct.unpack_from("<QQI", body)
-                return None if path.name == STUCK else path.read_bytes()[offset : offset + size]
+                if path.name == STUCK:
+                    path.with_name(UNANSWERED).touch()
+                    return None
+                return path.read_bytes()[offset : offset + size]
             case 28:  # READDIR
                 _, offset, size = struct.unpack_from("<QQI", body)
                 return _names(path, offset, size)

@@ -24,7 +24,7 @@ from steadytrain.components.train.agent.processes import alive
 from steadytrain.pipelines.step_processes import StepProcesses, died
 
 from support.command import wait_for
-from support.fuse import STUCK, mirror
+from support.fuse import STUCK, UNANSWERED, mirror
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +256,7 @@ def test_leftover_that_cannot_be_killed_fails_the_step_but_blocks_no_other(
     source = (
         "import pathlib, subprocess, time\n"
         f"child = subprocess.Popen(['cat', {str(seen / STUCK)!r}], stdout=-3, stderr=-3)\n"
-        "while 'request' not in pathlib.Path(f'/proc/{child.pid}/wchan').read_text():\n"
+        f"while not pathlib.Path({str(behind / UNANSWERED)!r}).exists():\n"
         "    time.sleep(0.02)"
     )
     assert run(processes, source) == 1
@@ -269,17 +269,11 @@ def test_leftover_that_cannot_be_killed_fails_the_step_but_blocks_no_other(
 def test_run_ends_although_its_step_cannot_be_killed(own_steps, tmp_path, mirror):
     behind, seen = mirror
     (behind / STUCK).touch()
-    told = tmp_path / "pid"
     Path(os.environ["SOURCE"]).write_text(
-        "import os, pathlib\n"
-        f"pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
-        f"pathlib.Path({str(seen / STUCK)!r}).read_bytes()"
+        f"import pathlib\npathlib.Path({str(seen / STUCK)!r}).read_bytes()"
     )
     program = subprocess.Popen([sys.executable, "-c", PIPELINE, str(tmp_path), str(own_steps)])
-    wait_for(lambda: told.exists() and told.read_text())
-    # Before it waits for the file system, it can still be killed.
-    waits_in = Path(f"/proc/{told.read_text()}/wchan")
-    wait_for(lambda: "request" in waits_in.read_text())
+    wait_for((behind / UNANSWERED).exists)
     program.send_signal(signal.SIGINT)
     assert program.wait(300) == 1
     (failed,) = read_events(Workspace(tmp_path, "tiny").events)

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -188,7 +189,13 @@ def wait(folder: AttemptFolder) -> int:
 
 def stick(folder: AttemptFolder) -> int:
     """Read a file that is never answered (support/fuse.py). Nothing can kill this process then."""
-    (folder.path / f"waiting-{RANK}").write_text(str(os.getpid()))
+
+    def tell() -> None:
+        while not Path(os.environ["UNANSWERED_FILE"]).exists():
+            time.sleep(0.02)
+        (folder.path / f"waiting-{RANK}").write_text(str(os.getpid()))
+
+    threading.Thread(target=tell).start()
     return len(Path(os.environ["STUCK_FILE"]).read_bytes())
 
 

@@ -20,7 +20,7 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch import agent as launched
 from steadytrain.components.train.recovery.outcome import conclude
 
-from support.fuse import STUCK, mirror
+from support.fuse import STUCK, UNANSWERED, mirror
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +41,7 @@ def stuck_file(mirror, monkeypatch):
     behind, seen = mirror
     (behind / STUCK).write_text("never read")
     monkeypatch.setenv("STUCK_FILE", str(seen / STUCK))
+    monkeypatch.setenv("UNANSWERED_FILE", str(behind / UNANSWERED))
     monkeypatch.setattr(processes, "KILL_SECONDS", 1.0)
     return seen / STUCK
 
@@ -51,7 +52,7 @@ def waits_in_kernel(pid):
 
 def test_report_has_the_state_and_the_wait_channel(stuck_file, tmp_path, wait_for):
     child = subprocess.Popen(["cat", stuck_file], env={**os.environ, MARK: str(tmp_path)})
-    wait_for(lambda: "request" in Path(f"/proc/{child.pid}/wchan").read_text())
+    wait_for(Path(os.environ["UNANSWERED_FILE"]).exists)
     with pytest.raises(Unkillable, match=f"process {child.pid}, disk-sleep in request") as raised:
         end_processes(tmp_path)
     assert raised.value.pids == (child.pid,)
