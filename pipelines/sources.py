@@ -43,6 +43,18 @@ PRESETS: Final = {
     **dict.fromkeys(MULTIMODAL, "multimodal"),
 }
 """The preset of each task that data can be given for, which data.task is set in."""
+_CHOSEN: Final = (
+    "training.learning_rate",
+    "training.max_steps",
+    "training.num_train_epochs",
+    "training.eval_steps",
+    "training.early_stopping_patience",
+    "training.load_best_model_at_end",
+    "training.metric_for_best_model",
+)
+"""What a search chooses for each configuration, as it does all of `model` but `_KEPT`."""
+_KEPT: Final = "monotone"
+"""The setting of `model.config` that holds for all configurations."""
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
@@ -293,6 +305,11 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
                 remedy="name both, such as `steadytrain automl FILE --set data.target=COLUMN`",
             )
     content.setdefault("name", name_for(str(listed(data["source"])[0])))
+    if unused := sorted(_chosen_by_search(source, overrides)):
+        remarks.append(
+            f"not used: {', '.join(unused)}. A search chooses these for each configuration; "
+            "automl.constraints.frameworks limits it, and model.config.monotone holds for all"
+        )
     if "task" not in data:
         try:
             data["task"], reason = _task_of_target(data)
@@ -304,8 +321,11 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
                 remedy=f"set data.task to {' or '.join(TABLES)}, or fix this: {error.remedy}",
             ) from error
         remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
+    model = content.get("model")
+    settings = model.get("config") if isinstance(model, dict) else None
+    kept = {_KEPT: settings[_KEPT]} if isinstance(settings, dict) and _KEPT in settings else {}
     framework = "mlforecast" if data["task"] in SERIES else "lightgbm"
-    content.setdefault("model", {"framework": framework, "config": {"model_type": "lightgbm"}})
+    content["model"] = {"framework": framework, "config": {"model_type": "lightgbm", **kept}}
     if data["task"] not in SERIES:
         data.setdefault("validation_share", 0.1)
         data.setdefault("test_share", 0.2)
@@ -316,3 +336,16 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
             remedy=f"use {' or '.join((*TABLES, *SERIES))}",
         )
     return config, remarks
+
+
+def _chosen_by_search(source: str | Path, overrides: Overrides) -> Iterator[str]:
+    """Yield the fields that a user states and a search chooses."""
+    content = dict[str, Any]()
+    if source and str(source) not in preset_names():
+        content = _content(source, {})
+    for field, value in override_items(overrides):
+        assign(content, field, value)
+    for field in stated_fields(content):
+        kept = field == f"model.config.{_KEPT}" or field.startswith(f"model.config.{_KEPT}.")
+        if field in _CHOSEN or (field.partition(".")[0] == "model" and not kept):
+            yield field

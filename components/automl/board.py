@@ -25,7 +25,7 @@ from steadytrain.components.automl.calibration import (
 from steadytrain.components.automl.design import SearchDesign, planned
 from steadytrain.components.automl.ensemble import ROUNDS, Limit, OutOfFold, chosen
 from steadytrain.components.automl.explanation import Explanation, explanation_of
-from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
+from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio_of
 from steadytrain.components.automl.unit_scores import (
     SETS,
     artifacts_of,
@@ -33,18 +33,23 @@ from steadytrain.components.automl.unit_scores import (
     forecasts_of,
     joined_folds,
     losses_of,
+    missed_limits,
     out_of_fold,
     unit_scores,
     why_incomplete,
 )
-from steadytrain.components.evaluate.bootstrap import FloatArray, studentized
+from steadytrain.components.evaluate.bootstrap import (
+    FloatArray,
+    count_units,
+    fewest_units,
+    studentized,
+)
 from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.series.ensemble import LEARNERS
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import LABEL_SETS, SERIES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
-from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.tabular.explained import Explained
 from steadytrain.components.tune.history import History, Trial
@@ -87,7 +92,7 @@ class Row:
 
     @property
     def slowest_ms(self) -> float:
-        """The time for the slowest record of 100."""
+        """The 99th percentile of the time for a record."""
         return statistics.fmean(item.latency_p99_ms for item in self.artifacts)
 
     @property
@@ -113,7 +118,8 @@ class Board:
     calibration: of the winner.
     decided: the metric that decisions are made for, without and with them, corrected too; empty if
         the likeliest class is predicted, or each label from a half on.
-    better: default LightGBM's loss minus the corrected one; None without that configuration.
+    better: default LightGBM's loss minus the corrected one; None without that configuration. The
+        ends are NaN if too few records, groups or series are independent to tell.
     skipped: why a configuration has no row, by name.
     labels: the classes; empty for numbers.
     explanation: what the winner relies on; None without a winner.
@@ -153,7 +159,7 @@ def mean_loss(config: RunConfig, folder: Path, trials: Sequence[Trial]) -> float
     if any(trial.status != "finished" for trial in trials):
         return None
     parts = [unit_scores(folder, trial) for trial in trials]
-    if _missed(artifacts_of(parts), config.automl.constraints):
+    if missed_limits(artifacts_of(parts), config.automl.constraints):
         return math.inf
     return float(np.concatenate([losses_of(part) for part in parts]).mean())
 
@@ -175,7 +181,7 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
     """Return the board after so many records of the log. It is written and read in turn."""
     del records
     limits = study.config.automl.constraints
-    _, skipped = portfolio(limits, study.config.data)
+    _, skipped = portfolio_of(study.config)
     skipped |= planned(study.history.queued)[1]
     rows, tables, explained = list[Row](), list[pa.Table](), list[list[Explained]]()
     for _, row, parts in _trained(study.config, study.history, folder, skipped):
@@ -345,22 +351,10 @@ def _row(
         seconds=sum(trial.seconds for trial in trials),
         artifacts=artifacts,
         steps=[best_step(trial, item) for trial in trials],
-        missed=_missed(artifacts, config.automl.constraints),
+        missed=missed_limits(artifacts, config.automl.constraints),
         peak_mb=max(int(part.schema.metadata[PEAK]) for part in parts) / 1e6,
         usd=None if price is None else sum(trial.seconds for trial in trials) / 3600 * price,
     )
-
-
-def _missed(artifacts: Sequence[Artifact], limits: AutoMLConstraints) -> str:
-    """Return which limits the models of a configuration miss; "" if none."""
-    latency = statistics.fmean(item.latency_p50_ms for item in artifacts)
-    large = statistics.fmean(item.size_mb for item in artifacts)
-    missed = []
-    if limits.latency_ms is not None and latency > limits.latency_ms:
-        missed.append(f"{number(latency)} ms for a record, above {limits.latency_ms:g} ms")
-    if limits.model_mb is not None and large > limits.model_mb:
-        missed.append(f"{size(large * 1e6)}, above {size(limits.model_mb * 1e6)}")
-    return "; ".join(missed)
 
 
 def _limits(rows: Sequence[Row], limits: AutoMLConstraints) -> Iterator[Limit]:
@@ -375,7 +369,10 @@ def _difference(values: FloatArray, found: OutOfFold) -> Interval:
     def means(weights: FloatArray) -> dict[str, FloatArray]:
         return {"": weights @ values / weights.sum(axis=1)}
 
-    return studentized(means, found.units, _CONFIDENCE)[""]
+    result = studentized(means, found.units, _CONFIDENCE)[""]
+    if count_units(found.units) >= fewest_units(_CONFIDENCE):
+        return result
+    return Interval(value=result.value, low=math.nan, high=math.nan)
 
 
 def shares(board: Board) -> dict[str, float]:

@@ -18,17 +18,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.automl.portfolio import (
+    MONOTONE,
     RATE,
     Configuration,
     Family,
     families,
-    portfolio,
+    portfolio_of,
 )
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.preprocess.inspection import has_records
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import SERIES, TABULAR_MULTI_LABEL
-from steadytrain.components.shared.config.tune import FOLDS, REPEATS, AblationConfig, Quality
+from steadytrain.components.shared.config.tune import (
+    FOLDS,
+    REPEATS,
+    AblationConfig,
+    Quality,
+    TuneConfig,
+)
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.processes import host_memory
@@ -95,6 +102,7 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             f"{' or '.join(known)}",
             remedy="use that, or leave it out",
         )
+    _check_monotone(config)
     if chosen.constraints.memory_gb is not None and (in_pods or jobs_for(config.compute)):
         raise BadInput(
             f"automl.constraints.memory_gb = {chosen.constraints.memory_gb:g}: units in pods have "
@@ -108,7 +116,7 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             f"{unknown[0]!r}",
             remedy=f"use one of {', '.join(sorted(named))}",
         )
-    entries, skipped = portfolio(chosen.constraints, config.data)
+    entries, skipped = portfolio_of(config)
     if not entries:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise BadInput(
@@ -131,8 +139,13 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     most = _MOST_AT_ONCE if in_pods else min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)
     parallel = chosen.budget.parallel or most
     steps = max(item.max_steps for item in families().values())
+    compute = config.compute
+    if compute.device == "auto":
+        # Trees use no GPU, and units that train at once cannot share one.
+        compute = compute.model_copy(update={"device": "cpu", "nccl": {}})
     return config.model_copy(
         update={
+            "compute": compute,
             "tune": tune.model_copy(
                 update={
                     "seed": config.tune.seed,
@@ -144,9 +157,27 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             "cross_validation": config.cross_validation.model_copy(
                 update={"folds": folds, "repeats": repeats, "compare": {}}
             ),
-            "training": config.training.model_copy(update={"max_steps": steps, "eval_steps": 1}),
+            "training": config.training.model_copy(
+                # The board counts the steps of the lowest loss.
+                update={
+                    "max_steps": steps,
+                    "eval_steps": 1,
+                    "metric_for_best_model": None,
+                    "greater_is_better": None,
+                }
+            ),
         }
     )
+
+
+def _check_monotone(config: RunConfig) -> None:
+    given = config.model.config.get(MONOTONE, {})
+    signs = given.values() if isinstance(given, dict) else [given]
+    if any(sign not in (1, -1) or isinstance(sign, bool) for sign in signs):
+        raise BadInput(
+            f"model.config.monotone = {given!r:.200}: it does not map columns to 1 or -1",
+            remedy="write {column: 1} for outputs that rise with the column, or -1",
+        )
 
 
 def most_configurations(quality: Quality | None, first: int, units: int | None = None) -> float:
@@ -190,7 +221,7 @@ def first_configurations(config: RunConfig) -> list[Params]:
         DataError: the data cannot be divided into folds, or nothing can learn from them.
     """
     shortest, known = fold_sizes(config).shortest, families()
-    entries, _ = portfolio(config.automl.constraints, config.data)
+    entries, _ = portfolio_of(config)
     judged = [replace(item, unfit=_unfit(known[item.family], shortest)) for item in entries]
     fit = [item for item in judged if not item.unfit]
     if not fit:
@@ -254,6 +285,24 @@ class SearchDesign(Suggester):
     def out_of_time(self, elapsed: float) -> bool:
         return self._time.out_of_time(elapsed)
 
+    def too_many_failed(self, history: History, tune: TuneConfig) -> str:
+        """Return that the first configurations all failed, if they did.
+
+        A configuration that fails costs no other. But if none of the first ones can be trained,
+        something else is wrong.
+        """
+        share, count = tune.max_failed_share, tune.budget.trials // self.folds
+        first = max(2, int(share * count) + 1)
+        failed = {
+            trial.number // self.folds for trial in history.trials if trial.status == "failed"
+        }
+        if not failed.issuperset(range(first)):
+            return ""
+        return (
+            f"the first {first} configurations failed, and tune.max_failed_share = {share:g} of "
+            f"{count} may before one can be trained"
+        )
+
     @property
     def configurations(self) -> list[Configuration]:
         """All configurations that have begun, and those of the portfolio."""
@@ -289,7 +338,8 @@ class SearchDesign(Suggester):
         if settings is None:
             return None
         family, values = settings
-        configuration = Configuration("", family, values)
+        kept = {name: it for name, it in portfolio[0].settings.items() if name == MONOTONE}
+        configuration = Configuration("", family, {**values, **kept})
         return {**configuration.fields(self._families[family]), _FOLD: 0}
 
     def configuration(self, trial: Trial) -> int:
@@ -397,8 +447,7 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
     """Return what describes a trial: its configuration and its fold."""
     known = families()
     names = {
-        value_digest(item.fields(known[item.family])): item.name
-        for item in portfolio(config.automl.constraints, config.data)[0]
+        value_digest(item.fields(known[item.family])): item.name for item in portfolio_of(config)[0]
     }
 
     def words(trial: Trial) -> str:
@@ -413,7 +462,7 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
 
 def shared_imports(config: RunConfig) -> list[str]:
     """Return the modules that all units of a search on this machine share."""
-    entries, _ = portfolio(config.automl.constraints, config.data)
+    entries, _ = portfolio_of(config)
     known = families()
     frameworks = dict.fromkeys(known[item.family].framework for item in entries)
     return [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,17 +12,22 @@ from steadytrain.components.automl.design import (
     most_configurations,
     planned,
 )
-from steadytrain.components.automl.portfolio import Configuration, families, portfolio
+from steadytrain.components.automl.portfolio import Configuration, families, portfolio_of
 from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.preprocess.folds import preview_folds
+from steadytrain.components.preprocess.inspection import first_rows
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tune.designs import with_fold
 from steadytrain.components.tune.study import study_name
 
+_ROWS: Final = 100
+"""Records that show how many columns there are."""
 _COLUMNS: Final = 20
-"""Columns of a table that is not prepared yet."""
+"""What `Family.seconds` of time series, which have no columns to learn from, counts with."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +38,19 @@ class Plan:
     skipped: why configurations are left out, by name.
     units: that start.
     records: of the training side; None if the data are not read here.
-    seconds: a rough prediction; None without records.
-    usd: for them; None if the price is unknown.
+    seconds: of wall time for all units, roughly, without `automl.budget.hours`; None without
+        records.
+    training_seconds: of all units one after another, which the cost counts; None without records.
+    usd: for these; None if the price is unknown.
     """
 
     known: Sequence[Configuration]
     skipped: Mapping[str, str]
     units: int
     records: int | None
-    seconds: float | None
-    usd: float | None
+    seconds: float | None = None
+    training_seconds: float | None = None
+    usd: float | None = None
 
 
 def plan(config: RunConfig) -> Plan:
@@ -54,7 +63,7 @@ def plan(config: RunConfig) -> Plan:
         DataError: the data cannot be divided into folds.
     """
     known, unfit = planned(first_configurations(config))
-    _, skipped = portfolio(config.automl.constraints, config.data)
+    _, skipped = portfolio_of(config)
     skipped |= unfit
     budget, folds, chosen = config.tune.budget, config.cross_validation.splits, config.automl
     most = most_configurations(chosen.quality, len(known), chosen.budget.units)
@@ -64,7 +73,7 @@ def plan(config: RunConfig) -> Plan:
     except DataError:
         raise
     except (BadInput, StorageError):
-        return Plan(known, skipped, units, None, None, None)
+        return Plan(known, skipped, units, None)
     records, families_by_name = sum(preview.sizes), families()
     costs = [families_by_name[item.family].seconds for item in known]
     # A configuration after the portfolio is expected to cost as much as the portfolio's mean.
@@ -73,11 +82,19 @@ def plan(config: RunConfig) -> Plan:
         for index in range(units // folds + (units % folds > 0))
     ]
     # Each of several labels is learned alone.
-    learning = sum(each) * folds * records * _COLUMNS * max(1, preview.labels) / 1e6
-    seconds = (learning + units * UNIT_SECONDS) / budget.parallel
+    learning = sum(each) * folds * records * _columns(config) * max(1, preview.labels) / 1e6
+    training = learning + units * UNIT_SECONDS
     price = config.compute.price_per_hour
-    usd = None if price is None else seconds / 3600 * price
-    return Plan(known, skipped, units, records, seconds, usd)
+    usd = None if price is None else training / 3600 * price
+    return Plan(known, skipped, units, records, training / budget.parallel, training, usd)
+
+
+def _columns(config: RunConfig) -> int:
+    if config.data.task in SERIES:
+        return _COLUMNS
+    with closing(first_rows(config.data, _ROWS)) as rows:
+        widths = [len(row) for _, _, row in rows if not isinstance(row, Defect)]
+    return max(1, *widths, 0) - len(config.data.targets) or 1
 
 
 def lines(config: RunConfig, found: Plan) -> list[str]:
@@ -85,7 +102,7 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
     budget, chosen = config.tune.budget, config.cross_validation
     searched = max(0, found.units // chosen.splits - len(found.known))
     times = "" if chosen.repeats == 1 else f", {chosen.repeats} times"
-    cost = "" if found.usd is None else f", {money(found.usd)}"
+    hours, price = config.automl.budget.hours, config.compute.price_per_hour
     return [
         f"study       {study_name(config)}",
         f"task        {config.data.task}, target {', '.join(config.data.targets)}",
@@ -93,11 +110,22 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
         f"in {chosen.folds} folds{times}",
         f"units       {found.units:,}: configurations x folds, {budget.parallel} at a time",
         f"searched    {searched} configurations after the portfolio",
-        f"time        {'unknown' if found.seconds is None else f'about {duration(found.seconds)}'}"
-        f"{cost}",
+        f"time        {_about(found.seconds, duration)}"
+        + (
+            ""
+            if hours is None
+            else f", of which automl.budget.hours leaves {duration(hours * 3600)}"
+        ),
+        f"training    {_about(found.training_seconds, duration)} for all units together",
+        f"cost        {_about(found.usd, money)}"
+        + ("" if price is not None else ": compute.price_per_hour is not set"),
         *(f"portfolio   {item.name}" for item in found.known),
         *(f"left out    {name}: {reason}" for name, reason in found.skipped.items()),
     ]
+
+
+def _about(value: float | None, show: Callable[[float], str]) -> str:
+    return "unknown" if value is None else f"about {show(value)}"
 
 
 def as_plain(config: RunConfig, found: Plan) -> dict[str, Any]:
@@ -113,5 +141,6 @@ def as_plain(config: RunConfig, found: Plan) -> dict[str, Any]:
         "parallel": config.tune.budget.parallel,
         "records": found.records,
         "expected_seconds": found.seconds,
+        "expected_training_seconds": found.training_seconds,
         "expected_usd": found.usd,
     }

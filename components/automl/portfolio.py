@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config import DataConfig, Dimension
+from steadytrain.components.shared.config import DataConfig, Dimension, RunConfig
 from steadytrain.components.shared.config.data_sections import SERIES, TABLES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 
+MONOTONE: Final = "monotone"
+"""The one setting of `model.config` that a search takes from its user."""
 RATE: Final = "learning_rate"
 """The setting of an entry that is `training.learning_rate`; the others are `model.config`'s."""
 DEFAULT: Final = "LightGBM, its defaults"
@@ -39,6 +41,7 @@ class Family:
     eval_steps: steps between two validations.
     reads_covariates: whether it learns from those of time series.
     least_times: how many times each series must have to learn from.
+    monotone: whether its models keep `model.config.monotone`.
     """
 
     framework: str
@@ -53,6 +56,7 @@ class Family:
     eval_steps: int = 1
     reads_covariates: bool = True
     least_times: int = 1
+    monotone: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,14 +105,23 @@ def families() -> dict[str, Family]:
     return {name: plugins.load_as(plugins.FAMILIES, name, Family) for name in names}
 
 
+def portfolio_of(config: RunConfig) -> tuple[list[Configuration], dict[str, str]]:
+    """Return the portfolio of a search, and why configurations are left out, by name."""
+    return portfolio(config.automl.constraints, config.data, config.model.config.get(MONOTONE))
+
+
 def portfolio(
-    limits: AutoMLConstraints, data: DataConfig | None = None
+    limits: AutoMLConstraints,
+    data: DataConfig | None = None,
+    monotone: Mapping[str, int] | None = None,
 ) -> tuple[list[Configuration], dict[str, str]]:
     """Return the configurations in their order, and why others are left out, by name.
 
     Args:
         data: what is predicted; None stands for any table.
+        monotone: how the outputs must change with columns. All configurations keep it.
     """
+    kept = {MONOTONE: monotone} if monotone else {}
     task = TABLES[0] if data is None else data.task
     covariates = data is not None and bool(data.series.covariates)
     entries, skipped = list[tuple[int, Configuration]](), dict[str, str]()
@@ -116,14 +129,18 @@ def portfolio(
         if task not in item.tasks:
             continue
         for name, (index, settings) in item.entries.items():
-            entries.append((index, Configuration(name, family, settings)))
-            if reason := _obstacle(item, limits, covariates=covariates):
+            entries.append((index, Configuration(name, family, {**settings, **kept})))
+            if reason := _obstacle(item, limits, covariates=covariates, monotone=bool(kept)):
                 skipped[name] = reason
     ordered = [item for _, item in sorted(entries, key=lambda pair: (pair[0], pair[1].name))]
     return [item for item in ordered if item.name not in skipped], skipped
 
 
-def _obstacle(family: Family, limits: AutoMLConstraints, *, covariates: bool) -> str:
+def _obstacle(
+    family: Family, limits: AutoMLConstraints, *, covariates: bool, monotone: bool
+) -> str:
+    if monotone and not family.monotone:
+        return "its models cannot keep model.config.monotone"
     if covariates and not family.reads_covariates:
         return "it learns from no data.series.covariates"
     if family.package and importlib.util.find_spec(family.package) is None:
@@ -196,6 +213,7 @@ LIGHTGBM = Family(
         RATE: Dimension(**_BOOSTING),
     },
     seconds=4.0,
+    monotone=True,
 )
 XGBOOST = Family(
     "xgboost",
@@ -216,6 +234,7 @@ XGBOOST = Family(
         RATE: Dimension(**_BOOSTING),
     },
     seconds=6.0,
+    monotone=True,
 )
 CATBOOST = Family(
     "catboost",
@@ -232,6 +251,7 @@ CATBOOST = Family(
         RATE: Dimension(**_BOOSTING),
     },
     seconds=20.0,
+    monotone=True,
 )
 EXTRA_TREES = Family(
     "sklearn",
@@ -269,6 +289,7 @@ HIST_BOOSTING = Family(
         RATE: Dimension(**_BOOSTING),
     },
     seconds=10.0,
+    monotone=True,
 )
 NEIGHBORS = Family(
     "sklearn",

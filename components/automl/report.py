@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +15,14 @@ from steadytrain.components.automl.board import Board, Row, shares
 from steadytrain.components.automl.explanation import NORMAL, Dependence, Explanation
 from steadytrain.components.automl.forecasts import forecast_figures
 from steadytrain.components.automl.judgment import add_judgment
-from steadytrain.components.automl.results import BOARD, costs, memory, verdicts, write_board
+from steadytrain.components.automl.results import (
+    BOARD,
+    FIGURES,
+    costs,
+    memory,
+    verdicts,
+    write_board,
+)
 from steadytrain.components.pages.charts import (
     WIDE,
     WIDTH,
@@ -87,7 +96,8 @@ def render(study: Study, board: Board | None, judgment: Mapping[str, Any] | None
             (label[0].upper() + label[1:], text)
             for label, text in verdict_lines
             if label != "winner"
-        ],
+        ]
+        + ([("Limits", _missed(judgment))] if judgment and judgment["missed"] else []),
         rows=[] if board is None else _rows(board),
         loss=_LOSSES.get(study.config.data.task, "in nats"),
         skipped=[] if board is None else list(board.skipped.items()),
@@ -101,6 +111,10 @@ def render(study: Study, board: Board | None, judgment: Mapping[str, Any] | None
         gate=workspace and gate_section(GateRecord.load(workspace.record("gate"))),
         compared=judgment and judgment["test"]["compared"],
     )
+
+
+def _missed(judgment: Mapping[str, Any]) -> str:
+    return f"the registered model misses one: {judgment['missed']}"
 
 
 def _sentence(study: Study, board: Board | None) -> str:
@@ -128,7 +142,8 @@ def _tiles(
         yield "Corrected loss", number(board.corrected), "chosen without the record's fold"
         yield "Optimistic loss", number(board.score), "on the records that chose"
     if board and board.better:
-        verdict = "yes" if board.better.low > 0 else "no"
+        low = board.better.low
+        verdict = "undecided" if math.isnan(low) else "yes" if low > 0 else "no"
         yield "Better than default LightGBM", verdict, "by more than chance"
     finished = sum(trial.status == "finished" for trial in study.history.trials)
     yield "Units", f"{finished:,}", f"{study.history.failed:,} failed"
@@ -292,6 +307,8 @@ def _dependence(column: str, found: Dependence, board: Board) -> Figure:
 def _logged(study: Study, folder: Path, run: str) -> str:
     """Send the page, the board and `best.yaml` to the MLflow runs of the search and its winner.
 
+    The search's run also gets the figures of the board.
+
     Args:
         run: the winner's.
 
@@ -302,6 +319,7 @@ def _logged(study: Study, folder: Path, run: str) -> str:
     if "mlflow" not in config.tracking.sinks or find_spec("mlflow") is None:
         return ""
     output = Path(config.output).absolute()
+    figures = json.loads((folder / BOARD).read_bytes())
     places = [
         (StudyWorkspace(output, study_name(config)), STUDY),
         (Workspace(output, run), RUN),
@@ -313,6 +331,11 @@ def _logged(study: Study, folder: Path, run: str) -> str:
                 with tracking_errors(tracking.uri):
                     for name in (PAGE, BOARD, BEST):
                         tracking.client.log_artifact(run_id, str(folder / name), "automl")
+                    if note == STUDY:
+                        for name in FIGURES:
+                            tracking.client.log_metric(run_id, name, figures[name])
+                        best = json.dumps(figures["best_params"])
+                        tracking.client.set_tag(run_id, "steadytrain.best_params", best)
     except SteadytrainError as error:
         return error.message
     return ""

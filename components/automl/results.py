@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.automl.board import Board, Row, board_of, shares
-from steadytrain.components.automl.portfolio import families
+from steadytrain.components.automl.portfolio import DEFAULT, families
 from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.quantities import duration, money, number, size
+from steadytrain.components.shared.records import Interval
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.framework.ensemble import SCHEDULED
 from steadytrain.components.tune.results import BEST
@@ -23,6 +25,16 @@ from steadytrain.components.tune.study import Study, study_name
 BOARD: Final = "board.json"
 _METRICS: Final = {"tabular_regression": "squared_error", "forecasting": "mase"}
 """The metric that scores are, where it is not the loss in nats."""
+
+
+FIGURES: Final = (
+    "best_score",
+    "corrected_score",
+    "compared",
+    "trials_completed",
+    "trials_failed",
+)
+"""What MLflow and Kubeflow show of a board, by the names of `summary`."""
 
 
 def best_config(study: Study, board: Board) -> RunConfig:
@@ -108,7 +120,7 @@ def summary(study: Study, board: Board | None) -> dict[str, Any]:
         "compared": 0 if board is None else len(board.rows),
         "better_than_default_lightgbm": None
         if board is None or board.better is None
-        else {**board.better.model_dump(), "by_more_than_chance": board.better.low > 0},
+        else {**_ends(board.better), "by_more_than_chance": board.better.low > 0},
         "configurations": [] if board is None else [_plain(row) for row in board.rows],
         "importance": {}
         if board is None or board.explanation is None
@@ -122,6 +134,12 @@ def summary(study: Study, board: Board | None) -> dict[str, Any]:
         "wall_seconds": history.elapsed,
         "usd": study.usd(study.hours),
     }
+
+
+def _ends(interval: Interval) -> dict[str, float | None]:
+    """Return an interval for JSON, which has no NaN."""
+    known: dict[str, float] = interval.model_dump()
+    return {name: value if math.isfinite(value) else None for name, value in known.items()}
 
 
 def _decision(study: Study, board: Board | None) -> dict[str, Any] | None:
@@ -244,11 +262,16 @@ def verdicts(board: Board) -> Iterator[tuple[str, str]]:
             f"promise {number(decided)}, and {number(likeliest)} if {other} were predicted; "
             f"{what}: {weights}",
         )
-    if board.better is not None:
-        low, high = board.better.low, board.better.high
-        verdict = "yes" if low > 0 else "no, it is worse" if high < 0 else "no"
-        yield (
-            "better than default LightGBM by more than chance?",
-            f"{verdict}: its loss is lower by {number(board.better.value)} "
-            f"({number(low)} to {number(high)})",
-        )
+    yield "better than default LightGBM by more than chance?", _better(board)
+
+
+def _better(board: Board) -> str:
+    if board.better is None:
+        return f"not compared: {board.skipped.get(DEFAULT, 'it is not in the portfolio')}"
+    value, low, high = board.better.value, board.better.low, board.better.high
+    lower = f"its loss is {'lower' if value >= 0 else 'higher'} by {number(abs(value))}"
+    if math.isnan(low):
+        return f"undecided: {lower}, and too few records, groups or times are independent"
+    verdict = "yes" if low > 0 else "no, it is worse" if high < 0 else "no"
+    ends = (low, high) if value >= 0 else (-high, -low)
+    return f"{verdict}: {lower} ({' to '.join(map(number, ends))})"

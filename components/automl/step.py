@@ -19,7 +19,7 @@ from steadytrain.components.automl.design import (
 )
 from steadytrain.components.automl.judgment import judged
 from steadytrain.components.automl.report import finish, write_search
-from steadytrain.components.automl.results import BOARD, lines
+from steadytrain.components.automl.results import BOARD, FIGURES, lines
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.shared.config import RunConfig, from_parameters, load
 from steadytrain.components.shared.config.tune import AblationConfig
@@ -160,7 +160,7 @@ def kfp_search(
         shutil.copyfile(folder / name, artifact.path)
     content = json.loads((folder / BOARD).read_bytes())
     best.metadata.update(study=content["study"], **content["best_params"])
-    for name in ("best_score", "corrected_score", "compared", "trials_completed", "trials_failed"):
+    for name in FIGURES:
         result.log_metric(name, content[name])
 
 

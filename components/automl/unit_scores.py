@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,9 @@ from steadytrain.components.evaluate.bootstrap import FloatArray, units_of
 from steadytrain.components.series.boosting import widths_of
 from steadytrain.components.series.encoder import NAME
 from steadytrain.components.shared.artifact import Artifact
+from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.tabular.explained import Explained
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABELS, PEAK, TrialFolder
@@ -100,6 +103,18 @@ def artifacts_of(parts: Iterable[pa.Table]) -> list[Artifact]:
     return [Artifact.model_validate_json(part.schema.metadata[ARTIFACT]) for part in parts]
 
 
+def missed_limits(artifacts: Sequence[Artifact], limits: AutoMLConstraints) -> str:
+    """Return which limits models miss on average; "" if none."""
+    latency = statistics.fmean(item.latency_p50_ms for item in artifacts)
+    large = statistics.fmean(item.size_mb for item in artifacts)
+    missed = []
+    if limits.latency_ms is not None and latency > limits.latency_ms:
+        missed.append(f"{number(latency)} ms for a record, above {limits.latency_ms:g} ms")
+    if limits.model_mb is not None and large > limits.model_mb:
+        missed.append(f"{size(large * 1e6)}, above {size(limits.model_mb * 1e6)}")
+    return "; ".join(missed)
+
+
 def joined_folds(parts: Sequence[pa.Table]) -> pa.Table:
     """Return the scores of all folds, by record, and of a record by fold, with the fold of each."""
     numbered = [
@@ -123,6 +138,11 @@ def out_of_fold(tables: Sequence[pa.Table], alone: Iterable[int] = ()) -> OutOfF
     ids, groups = first.column("id").to_pylist(), first.column("group").to_pylist()
     known = [group or f"\0{record}" for group, record in zip(groups, ids, strict=True)]
     units, fold = units_of(known), first.column("fold").to_numpy()
+    if SCALED in first.column_names:
+        units = units_of(first.column(NAME).to_pylist())
+        if len(np.unique(units)) == 1:
+            # The times of one series depend on each other; the best there is are its origins.
+            units = fold
     if "probabilities" not in first.column_names:
         numbers = np.stack([table.column("predicted").to_numpy() for table in tables])
         truth, scale = first.column("target").to_numpy(), _scale(tables)

@@ -36,7 +36,9 @@ from steadytrain.components.tasks.encoding.base import Encoder, class_reader, ha
 
 _EARLIER: Final = 2
 """Parts before the one that the first fold in time is tested on: to train, and to validate."""
-_REMEDY: Final = "lower cross_validation.folds, or give more data"
+_REMEDY: Final = (
+    "lower cross_validation.folds (of a search, automl.quality: fast has 4), or give more data"
+)
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,8 @@ def errors(model: SeriesModel, past: Sequence[Value], truth: Sequence[Value]) ->
 _SERIES: Final = 10
 
 
-def measured_series(folder: Path, data: DataRecord) -> Artifact:
-    """Measure an exported model, which forecasts the first series one by one."""
+def measured_series(folder: Path, data: DataRecord, *, most: int = _SERIES) -> Artifact:
+    """Measure an exported model, which forecasts series one by one, at most so many."""
     calendar = Calendar(**read_series(data).calendar)
     pasts, known = histories_of(read_values(data, calendar, "train", "validation"), calendar.step)
 
@@ -159,4 +159,4 @@ def measured_series(folder: Path, data: DataRecord) -> Artifact:
         model = load(folder)
         return lambda name: model.forecasts({name: pasts[name]}, {name: model.horizon}, known)
 
-    return timed(folder, opened, [*pasts][:_SERIES])
+    return timed(folder, opened, [*pasts][:most])

@@ -142,15 +142,16 @@ def _rounded(values: Any) -> list[float]:
 _RECORDS: Final = 50
 
 
-def measured(folder: Path, records: pa.Table) -> Artifact:
+def measured(folder: Path, records: pa.Table, *, most: int = _RECORDS) -> Artifact:
     """Measure an exported model.
 
     Args:
-        records: of a held-out side; the first ones are predicted one by one.
+        records: of a held-out side.
+        most: how many of them are predicted one by one.
     """
 
     def opened() -> Callable[[Any], object]:
         model = load(folder)
         return lambda row: model.outputs([row], strict=False)
 
-    return timed(folder, opened, parsed(records.slice(0, _RECORDS)))
+    return timed(folder, opened, parsed(records.slice(0, most)))

@@ -119,8 +119,8 @@ def drive(
             unreported, reported = _collect(study, trials, watcher)
             for number in study.discard():
                 trials.discard(number)
-            if study.too_many_failed():
-                raise _too_many(study)
+            if failures := study.too_many_failed():
+                raise _too_many(study, failures)
             if study.spent_out(unreported):
                 within = _HURRY_SECONDS if study.out_of_time else math.inf
                 return
@@ -243,12 +243,10 @@ def _train(study: Study, trials: Trials, number: int) -> bool:
     return True
 
 
-def _too_many(study: Study) -> TooManyFailed:
+def _too_many(study: Study, failures: str) -> TooManyFailed:
     last = [trial for trial in study.history.trials if trial.status == "failed"][-1]
     return TooManyFailed(
-        f"{study.history.failed} of {len(study.history.trials)} trials failed, and "
-        f"tune.max_failed_share = {study.tune.max_failed_share:g} of {study.tune.budget.trials} "
-        f"trials may; the last one, trial {last.number}: {last.error or last.failure}",
+        f"{failures}; the last one, trial {last.number}: {last.error or last.failure}",
         remedy="fix what it names, raise tune.max_failed_share, and run the same command again: "
         "the study continues. Trials that have failed still count",
     )

@@ -106,6 +106,16 @@ class Suggester(Protocol):
         """Return whether the study has taken all of its wall time."""
         return False
 
+    def too_many_failed(self, history: History, tune: TuneConfig) -> str:
+        """Return what failed too often for the study to go on; "" if it may."""
+        budget, share = tune.budget.trials, tune.max_failed_share
+        if history.failed <= share * budget:
+            return ""
+        return (
+            f"{history.failed} of {len(history.trials)} trials failed, and "
+            f"tune.max_failed_share = {share:g} of {budget} trials may"
+        )
+
 
 def suggester_of(tune: TuneConfig, history: History) -> Suggester:
     """Return the suggester for a study's settings."""

@@ -338,9 +338,9 @@ class Study:
             or self.out_of_time
         )
 
-    def too_many_failed(self) -> bool:
-        """Return whether more trials failed than `max_failed_share` allows."""
-        return self.history.failed > self.tune.max_failed_share * self.tune.budget.trials
+    def too_many_failed(self) -> str:
+        """Return what failed more than `max_failed_share` allows; "" if nothing did."""
+        return self._suggester.too_many_failed(self.history, self.tune)
 
     @staticmethod
     def _suggester_of(config: RunConfig, history: History) -> Suggester:

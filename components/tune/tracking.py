@@ -39,6 +39,7 @@ from steadytrain.components.shared.tracking.notes import recall, remember
 from steadytrain.components.shared.tracking.pull_sink import PullSink
 from steadytrain.components.shared.tracking.run import active_run, adopt_runs, new_run
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tune.designs import is_cross_validation
 from steadytrain.components.tune.driver import Watcher, study_folder
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.results import best
@@ -255,7 +256,8 @@ def _note(trial: Trial) -> str:
 
 
 def _of_study(study: Study, status: str) -> Sent:
-    winner, tune = best(study), study.tune
+    # The best validation of a fold says nothing about a configuration.
+    winner, tune = None if is_cross_validation(study.config) else best(study), study.tune
     tags = {}
     if winner is not None:
         tags = {

@@ -80,6 +80,7 @@ def test_search_ends_with_a_model_that_is_judged_once(finished_search):
     assert board["test"]["metrics"]["accuracy"]["value"] > 0.85
     assert board["configurations"][-1]["name"] == "dummy"
     assert min(board["artifact"][name] for name in ("size_mb", "memory_mb")) > 0
+    assert board["missed"] == ""
     for row in board["configurations"]:
         assert row["usd"] == pytest.approx(row["fit_seconds"] / 100, abs=1e-4)
         # A process with the libraries, and what the model adds to one.
@@ -125,6 +126,12 @@ def test_report_shows_the_board_and_the_test_side(finished_search):
         == {"automl/report.html", "automl/board.json", "automl/best.yaml"}
     ]
     assert {run.info.run_name for run in having} == {told["study"], told["run"]}
+    (search,) = [run for run in having if run.info.run_name == told["study"]]
+    for name in ("best_score", "corrected_score", "compared", "trials_completed"):
+        assert search.data.metrics[name] == pytest.approx(told[name])
+    assert json.loads(search.data.tags["steadytrain.best_params"]) == told["best_params"]
+    # Which fold was validated best says nothing.
+    assert "steadytrain.best_trial" not in search.data.tags
     units = {run.info.run_name: run.data.metrics for run in runs}
     names = ["dummy", "linear", "LightGBM, its defaults"]
     for row in told["configurations"]:
@@ -230,7 +237,6 @@ def odd(tmp_path_factory, empty_store):
         "automl.budget.units=16",
         "automl.decision=balanced_accuracy",
         "gate.metric=balanced_accuracy",
-        "tune.max_failed_share=0.5",
     )
     options = (word for item in sets for word in ("--set", item))
     done = subprocess.run(

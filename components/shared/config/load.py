@@ -146,6 +146,15 @@ def _study_problems(config: RunConfig, *, doubtful: bool) -> Iterator[Problem]:
     Args:
         doubtful: as for `space_problems`.
     """
+    limits = {"tune": config.tune.budget.usd, "automl": config.automl.budget.usd}
+    for section, usd in limits.items():
+        if usd is not None and not config.compute.price_per_hour:
+            yield Problem(
+                f"{section}.budget.usd",
+                shown(usd),
+                "the price of an hour is unknown",
+                "set compute.price_per_hour; `steadytrain plan` shows the prices that it knows",
+            )
     if config.tune.space:
         yield from space_problems(config, validated, doubtful=doubtful)
     if doubtful:

@@ -142,7 +142,7 @@ def is_whole(field: str, dimension: Dimension) -> bool:
 
 
 def _settings(config: RunConfig) -> Iterator[Problem]:
-    tune, budget = config.tune, config.tune.budget
+    tune = config.tune
     if tune.more_objectives and tune.pruner != "none":
         yield Problem(
             "tune.pruner",
@@ -161,13 +161,6 @@ def _settings(config: RunConfig) -> Iterator[Problem]:
     if len(set(names)) < len(names):
         yield Problem(
             "tune.more_objectives", shown(names[1:]), "a metric occurs twice", "remove one of them"
-        )
-    if budget.usd is not None and not config.compute.price_per_hour:
-        yield Problem(
-            "tune.budget.usd",
-            shown(budget.usd),
-            "the price of an hour is unknown",
-            "set compute.price_per_hour; `steadytrain plan` shows the prices that it knows",
         )
     yield from fidelity_problems(config)
 

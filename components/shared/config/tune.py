@@ -204,7 +204,8 @@ class TuneConfig(Section):
         0.2,
         ge=0,
         le=1,
-        description="Share of budget.trials that may fail before the study stops.",
+        description="Share of budget.trials that may fail before the study stops. A search of "
+        "`automl` stops only if so many of its first configurations, and at least two, all fail.",
     )
     seed: int = Field(42, ge=0, description="Seed of the study's suggestions.")
     seeds: Annotated[int, Effect.STUDY_LIMIT] = Field(

@@ -10,11 +10,25 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import create_trial
 
+from steadytrain.components.automl.board import Board, Row
 from steadytrain.components.automl.design import SearchDesign, as_automl
-from steadytrain.components.automl.portfolio import RATE, families, portfolio
+from steadytrain.components.automl.plan import lines, plan
+from steadytrain.components.automl.portfolio import (
+    DEFAULT,
+    RATE,
+    Configuration,
+    families,
+    portfolio,
+    portfolio_of,
+)
+from steadytrain.components.automl.results import verdicts
+from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.records import Interval
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.space import seed_of
+from steadytrain.pipelines import sources
 
 FOLDS, AFTER = 8, 6
 
@@ -34,7 +48,7 @@ def loss(configuration):
 
 def searched(config, loss=loss, after=AFTER):
     """Let a search suggest and end all its units, one after another; return its configurations."""
-    known, _ = portfolio(config.automl.constraints)
+    known, _ = portfolio_of(config)
     history = SimpleNamespace(queued=[item.as_plain() for item in known], trials=[], running={})
     design = SearchDesign(config, history, lambda place: loss(design.configurations[place]))
     for number in range((len(known) + after) * FOLDS):
@@ -68,6 +82,145 @@ def by_optuna(known, place, config):
             study.add_trial(create_trial(params=params, distributions=spreads, value=loss(item)))
     trial = study.ask()
     return family, {name: trial._suggest(field[name], item) for name, item in spread.items()}
+
+
+def test_monotone_outputs_are_kept_by_all_configurations_or_they_are_left_out(config):
+    monotone = {"x": 1, "y": -1}
+    model = config.model.model_copy(
+        update={"config": {"model_type": "lightgbm", "monotone": monotone}}
+    )
+    kept = config.model_copy(update={"model": model})
+    known, skipped = portfolio_of(kept)
+    assert {item.family for item in known} == {"lightgbm", "xgboost", "catboost", "hist_boosting"}
+    assert all(
+        item.fields(families()[item.family])["model.config"]["monotone"] == monotone
+        for item in known
+    )
+    assert skipped["linear"] == "its models cannot keep model.config.monotone"
+    assert {"dummy", "TabM", "nearest neighbors"} < skipped.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_suggestions_keep_monotone_outputs(config):
+    model = config.model.model_copy(update={"config": {"monotone": {"x": 1}}})
+    kept = config.model_copy(update={"model": model})
+    known, design = searched(kept)
+    for item in design.configurations[len(known) :]:
+        assert item.settings["monotone"] == {"x": 1}
+        assert item.family in ("lightgbm", "xgboost")
+
+
+@pytest.mark.parametrize("monotone", ["up", {"x": 2}, {"x": True}, ["x"]])
+def test_monotone_outputs_that_are_none_are_refused_before_any_unit(monotone):
+    source = {"data.source": ["none.csv"], "data.target": "y"}
+    given = load(
+        "tabular", {**source, "model.config": {"model_type": "lightgbm", "monotone": monotone}}
+    )
+    with pytest.raises(BadInput, match=r"model\.config\.monotone = "):
+        as_automl(given)
+
+
+def table(folder, rows=40, columns=2):
+    names = [f"c{number}" for number in range(columns)]
+    lines = [",".join([*names, "y"])]
+    lines += [
+        ",".join([*(str((row * 7 + n) % 13) for n in range(columns)), "ab"[row % 2]])
+        for row in range(rows)
+    ]
+    (folder / "t.csv").write_text("\n".join(lines))
+    return {"data.source": [str(folder / "t.csv")], "data.target": "y", "output": str(folder)}
+
+
+def test_fields_that_a_search_chooses_are_named_as_not_used(tmp_path):
+    own = {"training.learning_rate": 0.5, "model.config.num_leaves": 7, "training.seed": 3}
+    config, remarks = sources.searched("", {**table(tmp_path), **own, "model.framework": "xgboost"})
+    (said,) = [it for it in remarks if it.startswith("not used: ")]
+    assert said.startswith(
+        "not used: model.config.num_leaves, model.framework, training.learning_rate. "
+    )
+    monotone = {"model.config.monotone": {"c0": 1}}
+    config, remarks = sources.searched("", {**table(tmp_path), **monotone})
+    assert "not used" not in str(remarks)
+    assert as_automl(config).model.config["monotone"] == {"c0": 1}
+    assert "not used" not in str(sources.searched("vote", {"output": str(tmp_path)})[1])
+    path = tmp_path / "own.yaml"
+    path.write_text("training: {metric_for_best_model: accuracy, greater_is_better: true}")
+    config, remarks = sources.searched(path, table(tmp_path))
+    assert "not used: training.metric_for_best_model. " in str(remarks)
+    # The board counts the steps of the lowest loss.
+    assert as_automl(config).training.metric_for_best_model is None
+
+
+def test_units_of_a_table_need_no_gpus(tmp_path):
+    config, _ = sources.searched("", {**table(tmp_path), "compute.device": "auto"})
+    assert as_automl(config).compute.device == "cpu"
+
+
+@pytest.mark.parametrize("section", ["automl", "tune"])
+def test_limit_on_the_cost_needs_a_price(section):
+    given = {"data.source": ["none.csv"], "data.target": "y", f"{section}.budget.usd": 1.5}
+    with pytest.raises(
+        ConfigError, match=rf"{section}\.budget\.usd = 1\.5: the price of an hour is"
+    ):
+        load("tabular", given)
+    assert load("tabular", {**given, "compute.price_per_hour": 2}).compute.price_per_hour == 2
+
+
+def test_planned_cost_is_that_of_all_units_and_grows_with_columns(tmp_path):
+    def planned(**more):
+        price = {"compute.price_per_hour": 36, "automl.quality": "fast"}
+        return plan(as_automl(sources.searched("", {**table(tmp_path), **price, **more})[0]))
+
+    one = planned(**{"automl.budget.parallel": 1})
+    four = planned(**{"automl.budget.parallel": 4})
+    assert one.usd == four.usd == pytest.approx(one.training_seconds / 100)
+    assert (one.seconds, four.seconds) == (one.training_seconds, four.training_seconds / 4)
+    table(tmp_path, columns=200)
+    config, _ = sources.searched(
+        "", {"data.source": [str(tmp_path / "t.csv")], "data.target": "y", "automl.quality": "fast"}
+    )
+    wide = plan(as_automl(config))
+    learning = one.training_seconds - one.units * UNIT_SECONDS
+    # Some records of two columns are equal, and left out.
+    assert (wide.training_seconds - wide.units * UNIT_SECONDS) / wide.records == pytest.approx(
+        100 * learning / one.records
+    )
+    text = "\n".join(lines(config, wide))
+    assert "cost        unknown: compute.price_per_hour is not set" in text
+
+
+@pytest.mark.parametrize(
+    ("better", "skipped", "said"),
+    [
+        (
+            Interval(value=0.2, low=0.1, high=0.3),
+            {},
+            "yes: its loss is lower by 0.2000 (0.1000 to 0.3",
+        ),
+        (
+            Interval(value=0.1, low=-0.1, high=0.3),
+            {},
+            "no: its loss is lower by 0.1000 (-0.1000 to 0.3",
+        ),
+        (
+            Interval(value=-0.2, low=-0.3, high=-0.1),
+            {},
+            "no, it is worse: its loss is higher by 0.2000 (0.1000 to 0.3000)",
+        ),
+        (
+            Interval(value=0.2, low=math.nan, high=math.nan),
+            {},
+            "undecided: its loss is lower by 0.2",
+        ),
+        (None, {DEFAULT: "failed (bad_input): why"}, "not compared: failed (bad_input): why"),
+    ],
+)
+def test_board_says_whether_the_winner_is_better_than_lightgbm(better, skipped, said):
+    row = Row(Configuration("linear", "linear", {}), 1.0, 0.1, {}, 1.0, [], [1], "")
+    found = Board([row], {0: 1}, 1.0, 1.1, better, skipped)
+    words = dict(verdicts(found))["better than default LightGBM by more than chance?"]
+    assert words.startswith(said)
 
 
 @pytest.mark.slow

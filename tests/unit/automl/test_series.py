@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.plan import plan
 from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.results import best_config
-from steadytrain.components.automl.unit_scores import out_of_fold
+from steadytrain.components.automl.unit_scores import forecasts_of, out_of_fold
 from steadytrain.components.series.errors import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import DataConfig
@@ -77,6 +78,7 @@ def scores(predicted, truth, scale):
         {
             "id": [str(n) for n in range(len(truth))],
             "group": ["a", "a", "b", "b"],
+            "series": ["a", "a", "b", "b"],
             "fold": [0, 1, 0, 1],
             "target": truth,
             "predicted": np.array(predicted, np.float64),
@@ -107,6 +109,40 @@ def test_the_promise_of_forecasts_is_of_choices_on_the_other_times():
     assert promised(found, [], "likeliest", rounds=1).losses.tolist() == pytest.approx(
         [0.8, 0.9, 0.8, 0.9]
     )
+
+
+@pytest.mark.parametrize("name", ["", "co2"])
+def test_times_of_one_series_are_no_independent_evidence(name):
+    """Whether its column is named or there is none: what counts are the origins."""
+    horizon, folds = 4, 3
+    rows = horizon * folds
+    truth = np.arange(rows, dtype=np.float64)
+    # Errors grow with the time ahead.
+    off = np.tile([0.1, 0.2, 0.3, 0.4], folds)
+    table = pa.table(
+        {
+            "id": [f"{n:02d}" for n in range(rows)],
+            "group": [name or None] * rows,
+            "series": [name] * rows,
+            "fold": np.repeat(np.arange(folds), horizon),
+            "ordinal": np.arange(rows, dtype=np.float64),
+            "target": truth,
+            "predicted": truth + off,
+            "low": truth,
+            "high": truth,
+            "absolute_error": off,
+            "scaled_error": off,
+        }
+    )
+    found = out_of_fold([table, table])
+    assert found.units.tolist() == found.fold.tolist()
+    several = forecasts_of([table, table], {0: 1, 1: 1}, found)
+    widths = several["high"].to_numpy() - several["low"].to_numpy()
+    assert widths.reshape(folds, horizon) == pytest.approx(
+        np.tile([0.2, 0.4, 0.6, 0.8], (folds, 1))
+    )
+    better = board._difference(off, found)
+    assert (better.value, math.isnan(better.low)) == (pytest.approx(0.25), True)
 
 
 def test_series_are_a_task_that_needs_no_shares(tmp_path):

@@ -16,7 +16,7 @@ from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.tune import search
 from steadytrain.components.tune import study as studies
-from steadytrain.components.tune.driver import drive
+from steadytrain.components.tune.driver import TooManyFailed, drive
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
@@ -205,6 +205,47 @@ def test_unit_that_takes_too_much_memory_is_killed_and_its_other_folds_do_not_be
     assert machine.stopped == [first.number]
     assert [(trial.status, trial.reason) for trial in others] == [("skipped", "fold 0 failed")] * 3
     assert whole(study) == [name for name in names_of(config) if name != SLOW]
+
+
+def failing(machine, places):
+    """Let all units of some configurations fail."""
+    usual = machine.state
+
+    def state(number):
+        failed = number // FOLDS in places and number in machine.began
+        return (
+            TrialState("failed", failure="bad_input", error="it has no")
+            if failed
+            else usual(number)
+        )
+
+    machine.state = state
+    return machine
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_configurations_that_fail_cost_no_other(monkeypatch, parallel):
+    config = search_with(f"automl.budget.parallel={parallel}")
+    # Half of all, more than tune.max_failed_share.
+    machine = failing(Machine(monkeypatch, predictable(config), parallel), {1, 2, 4, 7})
+    study = driven(config, MemoryLog(), machine)
+    assert whole(study) == [names_of(config)[place] for place in (0, 3, 5, 6)]
+
+
+def test_few_units_do_not_end_with_the_first_that_fails(monkeypatch):
+    config = search_with("automl.budget.parallel=1", "automl.budget.units=8")
+    study = driven(config, MemoryLog(), failing(Machine(monkeypatch, predictable(config)), {0}))
+    assert whole(study) == names_of(config)[1:2]
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.2, 2), (0.5, 5), (0.0, 2)])
+def test_search_ends_if_none_of_its_first_configurations_can_be_trained(monkeypatch, share, first):
+    config = search_with("automl.budget.parallel=1", f"tune.max_failed_share={share}")
+    machine = failing(Machine(monkeypatch, predictable(config)), set(range(8)))
+    log = MemoryLog()
+    with pytest.raises(TooManyFailed, match=f"the first {first} configurations failed.*it has no"):
+        driven(config, log, machine)
+    assert {number // FOLDS for number in machine.began} == set(range(first))
 
 
 def test_units_share_the_machine_or_have_the_memory_of_their_pods(monkeypatch):
