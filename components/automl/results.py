@@ -12,6 +12,7 @@ from typing import Any, Final
 from steadytrain.components.automl.board import Board, Row, board_of, shares
 from steadytrain.components.automl.portfolio import DEFAULT, families
 from steadytrain.components.pages.charts import aligned
+from steadytrain.components.series.ensemble import LEARNERS
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.space import changed
@@ -40,14 +41,14 @@ FIGURES: Final = (
 def best_config(study: Study, board: Board) -> RunConfig:
     """Return the configuration that trains the winner on everything but the test side.
 
-    Its members train as many steps as in the search: the mean over the folds.
+    Its members train as many steps as in the search: the mean over the folds. Forecasts by a
+    package's own framework, which no ensemble has, win alone: they are trained as in the search.
     """
     known, members = families(), list[dict[str, Any]]()
-    if study.config.data.task in SERIES and len(board.weights) == 1:
-        (index,) = board.weights
-        winner = board.rows[index].configuration
-        judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
-        fields = {**winner.fields(known[winner.family]), **judged}
+    judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
+    first = board.rows[next(iter(board.weights))].configuration
+    if study.config.data.task in SERIES and known[first.family].framework not in LEARNERS:
+        fields = {**first.fields(known[first.family]), **judged}
         return from_mapping(changed(study.config, fields))
     for index, weight in board.weights.items():
         row = board.rows[index]
@@ -76,8 +77,7 @@ def best_config(study: Study, board: Board) -> RunConfig:
                 "training.learning_rate": None,
                 "training.early_stopping_patience": None,
                 "training.load_best_model_at_end": False,
-                "gate.compared": len(board.rows),
-                "gate.promised": board.corrected,
+                **judged,
             },
         )
     )

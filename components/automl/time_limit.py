@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.tune.history import History, Trial
@@ -68,8 +69,10 @@ class TimeLimit:
         self.seconds = math.inf if budget.hours is None else budget.hours * 3600
         self._unit_seconds = budget.unit_minutes and budget.unit_minutes * 60
         self._folds, self._parallel = config.cross_validation.splits, config.tune.budget.parallel
-        # The winner learns from all folds of a division, a unit from all but one.
+        # The winner learns from all folds of a division, a unit from all but one. That of series
+        # learns once more from what came last, after its intervals have been measured.
         self._more = config.cross_validation.folds / (config.cross_validation.folds - 1)
+        self._more *= 2 if config.data.task in SERIES else 1
         self._here = jobs_for(config.compute) is None
         self._history, self._costs, self._members = history, costs, members
         self._chosen: tuple[int, Sequence[int]] = (0, ())

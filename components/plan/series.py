@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final
 
 from steadytrain.components.plan.prepared_sample import KnownData
@@ -159,13 +159,19 @@ def _price(compute: ComputeConfig, core: float | None) -> float | None:
 def _of_member(
     ensemble: SeriesEnsembleLearner, index: int, known: KnownData, calibrate: bool
 ) -> tuple[int, int, int, Measured | None]:
-    """Return the same of a member as `_of_learner`."""
+    """Return the same of a member as `_of_learner`, for both times that it learns."""
     steps = ensemble.members[index].max_steps if calibrate else 0
     if ensemble.members[index].framework != "pytorch":
-        return _of_learner(ensemble.member(index), known, steps)
-    features, weights, memory, seconds = _network(ensemble.configs[index], known, calibrate)
-    stored = Stored.of_weights(weights, weights)
-    return known.rows, features, memory, None if seconds is None else Measured(seconds, stored)
+        rows, features, memory, step = _of_learner(ensemble.member(index), known, steps)
+    else:
+        both = replace(known, record=ensemble.data)
+        features, weights, memory, seconds = _network(ensemble.configs[index], both, calibrate)
+        stored = Stored.of_weights(weights, weights)
+        rows, step = both.rows, None if seconds is None else Measured(seconds, stored)
+    if step and ensemble.learns_twice(index):
+        stored = replace(step.stored, checkpoint=2 * step.stored.checkpoint)
+        step = Measured(2 * step.seconds, stored)
+    return rows, features, memory, step
 
 
 def _of_learner(

@@ -21,7 +21,7 @@ from steadytrain.components.series.model import (
     DATE_FEATURES,
     LEVEL,
     Calendar,
-    MeasuredModel,
+    SeriesModel,
     TreesModel,
     naive_scale,
 )
@@ -143,7 +143,7 @@ class BoostingLearner(SeriesLearner):
 
 
 def interval_widths(
-    model: MeasuredModel, past: Sequence[Value], held_out: Sequence[Value]
+    model: SeriesModel, past: Sequence[Value], held_out: Sequence[Value]
 ) -> list[float]:
     """Return half the width of the interval of each time ahead, from forecasts of held-out values.
 

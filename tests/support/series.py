@@ -62,3 +62,59 @@ def prepared(
     """Write a table of series, and prepare it."""
     config = series_config(write_csv(folder, records), *overrides)
     return config, preprocess(config)
+
+
+def by_mlforecast(
+    table: pd.DataFrame,
+    dates: int | str,
+    names: list[str] | None,
+    horizon: int,
+    *,
+    lags: list[int],
+    windows: list[int],
+    differences: list[int],
+    **settings: Any,
+) -> Any:
+    """Return the last times of series with their forecasts from those before, by mlforecast itself.
+
+    Args:
+        table: unique_id, ds and y, and covariates.
+        settings: of LightGBM.
+    """
+    from lightgbm import LGBMRegressor
+    from mlforecast import MLForecast
+    from mlforecast.lag_transforms import RollingMean, RollingStd
+    from mlforecast.target_transforms import Differences, LocalStandardScaler
+
+    rolling = [
+        kind(size, min_samples=least)
+        for size in windows
+        for kind, least in ((RollingMean, 1), (RollingStd, 2))
+    ]
+    given = {"n_estimators": 40, "min_child_samples": 5, **settings}
+    made = MLForecast(
+        models={
+            "trees": LGBMRegressor(
+                random_state=0,
+                deterministic=True,
+                force_row_wise=True,
+                boost_from_average=False,
+                n_jobs=1,
+                verbosity=-1,
+                **given,
+            )
+        },
+        freq=dates,
+        lags=lags,
+        lag_transforms={1: rolling},
+        date_features=names,
+        target_transforms=[
+            *([Differences(differences)] if differences else []),
+            LocalStandardScaler(),
+        ],
+    )
+    past = table.groupby("unique_id").head(-horizon)
+    held_out = table.groupby("unique_id").tail(horizon)
+    made.fit(past, static_features=[], dropna=False)
+    known = held_out.drop(columns="y") if len(table.columns) > 3 else None
+    return held_out.merge(made.predict(horizon, X_df=known), on=["unique_id", "ds"])

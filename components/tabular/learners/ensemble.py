@@ -15,12 +15,16 @@ from pydantic import TypeAdapter, ValidationError
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord, SideRecord
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as exported
 from steadytrain.components.tabular.learners.base import MODULE, TableLearner
 from steadytrain.components.tabular.model import EnsembleModel, TableModel
 from steadytrain.components.train.framework import LearnerTrainer
-from steadytrain.components.train.framework.ensemble import EnsembleLearner, learner
+from steadytrain.components.train.framework.ensemble import (
+    EnsembleLearner,
+    learner,
+    with_validation,
+)
 from steadytrain.components.train.step import load_trainer
 
 
@@ -98,15 +102,8 @@ class TableEnsembleLearner(EnsembleLearner):
     """Trains members on the training and the validation side."""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        super().__init__(config, data)
+        super().__init__(config, with_validation(data))
         self.calibrated = calibration_of(config, data.labels)
-        train, held_out = data.sides["train"], data.sides["validation"]
-        both = SideRecord(
-            shards=[*train.shards, *held_out.shards],
-            rows=train.rows + held_out.rows,
-            documents=train.documents + held_out.documents,
-        )
-        self.data = data.model_copy(update={"sides": {**data.sides, "train": both}})
 
     def member(self, index: int) -> TableLearner:
         trainer = load_trainer(self.members[index].framework)

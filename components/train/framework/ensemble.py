@@ -18,7 +18,7 @@ from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.config.model import ENSEMBLE
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 
@@ -111,6 +111,17 @@ def members_of(config: RunConfig) -> list[Member]:
     return result
 
 
+def with_validation(data: DataRecord) -> DataRecord:
+    """Return data whose training side has the records of the validation side, too."""
+    train, held_out = data.sides["train"], data.sides["validation"]
+    both = SideRecord(
+        shards=[*train.shards, *held_out.shards],
+        rows=train.rows + held_out.rows,
+        documents=train.documents + held_out.documents,
+    )
+    return data.model_copy(update={"sides": {**data.sides, "train": both}})
+
+
 class EnsembleLearner:
     """Trains a member in each step.
 
@@ -144,7 +155,7 @@ class EnsembleLearner:
         member = self.member(index)
         for _ in range(self.members[index].max_steps):
             learned = member.learn((), learning_rate_scale=learning_rate_scale)
-        self._add(member)
+        self.add(member)
         return Learned(learned.loss, learned.learning_rate)
 
     def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
@@ -167,7 +178,7 @@ class EnsembleLearner:
         for index in sorted(parts):
             member = self.member(index)
             member.restore({name: value for name, value in parts[index].items() if name})
-            self._add(member)
+            self.add(member)
 
     @abstractmethod
     def export(self, folder: Path) -> None: ...
@@ -184,7 +195,8 @@ class EnsembleLearner:
     def model_of(self, member: Any) -> Any:
         """Return what a member exports; its data are not kept."""
 
-    def _add(self, member: Any) -> None:
+    def add(self, member: Any) -> None:
+        """Keep what a member has learned."""
         self.states.append(member.state())
         self.models.append(self.model_of(member))
         self.parameters += member.parameters

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from steadytrain.components.automl import board
+from steadytrain.components.automl import board, results
 from steadytrain.components.automl.board import Board, Row, alone_in
 from steadytrain.components.automl.calibration import promised
 from steadytrain.components.automl.design import (
@@ -171,9 +171,11 @@ def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
     best = best_config(SimpleNamespace(config=as_automl(config)), found)
     check_task(best)
     assert (best.gate.promised, best.gate.compared) == (1.2, 3)
+    assert (best.model.framework, best.training.max_steps) == ("ensemble", len(weights))
+    assert best.training.early_stopping_patience is None
     if len(weights) == 1:
-        assert best.model.framework == "mlforecast"
-        assert best.training.early_stopping_patience == 3
+        (boosted,) = best.model.config["members"]
+        assert (boosted["framework"], boosted["max_steps"]) == ("mlforecast", 6)
         return
     theta, boosted, network = best.model.config["members"]
     assert (theta["weight"], theta["framework"], theta["max_steps"]) == (2, "statsforecast", 1)
@@ -183,7 +185,21 @@ def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
     assert (network["framework"], network["max_steps"], network["schedule_steps"]) == (
         *("pytorch", 60, 300),
     )
-    assert (best.model.framework, best.training.max_steps) == ("ensemble", 3)
+
+
+def test_forecasts_by_a_packages_own_framework_are_trained_as_in_the_search(tmp_path, monkeypatch):
+    # As if PyTorch were one.
+    monkeypatch.setattr(results, "LEARNERS", {})
+    firms().to_csv(tmp_path / "table.csv", index=False)
+    given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
+    config, _ = searched("", {**given, "output": str(tmp_path / "output")})
+    known = {item.name: item for item in portfolio(AutoMLConstraints(), of_firms())[0]}
+    row = Row(known["network"], 1.0, 0.1, {}, 1.0, [], [80, 40, 60], "")
+    found = Board([row], {0: 1}, 1.0, 1.2, None, {})
+    best = best_config(SimpleNamespace(config=as_automl(config)), found)
+    assert (best.model.framework, best.training.max_steps) == ("pytorch", 300)
+    assert best.training.early_stopping_patience == 3
+    assert (best.gate.promised, best.gate.compared) == (1.2, 1)
 
 
 def test_a_packages_own_framework_is_in_no_ensemble_of_forecasts(monkeypatch):

@@ -12,7 +12,7 @@ from steadytrain.components.series.model import Calendar, load
 from steadytrain.components.series.scoring import SeriesScorer
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 
-from support.series import FIRMS, MONTHLY, firms, monthly, prepared, promoted
+from support.series import FIRMS, MONTHLY, by_mlforecast, firms, monthly, prepared, promoted
 
 BOOSTED = ["model.framework=mlforecast", "model.config={model_type: lightgbm, min_data_in_leaf: 5}"]
 PROMOTED = [
@@ -33,47 +33,6 @@ def exported(learner, folder):
     folder.mkdir()
     learner.export(folder)
     return load(folder)
-
-
-def peer(table, dates, names, horizon, *, lags, windows, differences, static):
-    """Return the forecasts of mlforecast itself, with the same settings."""
-    from lightgbm import LGBMRegressor
-    from mlforecast import MLForecast
-    from mlforecast.lag_transforms import RollingMean, RollingStd
-    from mlforecast.target_transforms import Differences, LocalStandardScaler
-
-    rolling = [
-        kind(size, min_samples=least)
-        for size in windows
-        for kind, least in ((RollingMean, 1), (RollingStd, 2))
-    ]
-    made = MLForecast(
-        models={
-            "trees": LGBMRegressor(
-                n_estimators=40,
-                min_child_samples=5,
-                random_state=0,
-                deterministic=True,
-                force_row_wise=True,
-                boost_from_average=False,
-                n_jobs=1,
-                verbosity=-1,
-            )
-        },
-        freq=dates,
-        lags=lags,
-        lag_transforms={1: rolling},
-        date_features=names,
-        target_transforms=[
-            *([Differences(differences)] if differences else []),
-            LocalStandardScaler(),
-        ],
-    )
-    past = table.groupby("unique_id").head(-horizon)
-    held_out = table.groupby("unique_id").tail(horizon)
-    made.fit(past, static_features=static, dropna=False)
-    known = held_out.drop(columns="y") if len(table.columns) > 3 else None
-    return held_out.merge(made.predict(horizon, X_df=known), on=["unique_id", "ds"])
 
 
 @pytest.mark.parametrize("kind", ["months", "firms", "covariates"])
@@ -99,7 +58,7 @@ def test_forecasts_are_those_of_mlforecast(tmp_path, kind):
     config, data = prepared(tmp_path, table, *overrides, *BOOSTED)
     learner = trained(config, data)
     train = whole.groupby("unique_id").head(-horizon)
-    expected = peer(train, dates, names, horizon, **settings, static=[])
+    expected = by_mlforecast(train, dates, names, horizon, **settings)
     found = learner.validate([])
     wrong = np.abs(expected["trees"] - expected["y"])
     assert found["mae"] == pytest.approx(wrong.mean(), rel=1e-6)
