@@ -20,7 +20,7 @@ from steadytrain.components.shared.workspace import Workspace
 from support.command import finish, kill_paused, wait_for
 from support.searched import board_of, without_times
 from support.selected import each
-from support.series import FIRMS, firms, promoted
+from support.series import FIRMS, by_mlforecast, firms, promoted
 from support.tables import write_csv
 
 SERVE = """
@@ -168,9 +168,9 @@ SEARCH = (
 )
 
 
-def search(steadytrain, source):
+def search(steadytrain, source, *sets):
     """Start a search of two configurations on three rolling origins."""
-    return steadytrain.begin("automl", sets=(*SEARCH, f"data.source=[{source}]"))
+    return steadytrain.begin("automl", sets=(*SEARCH, f"data.source=[{source}]", *sets))
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +242,34 @@ def test_search_of_forecasts_that_is_killed_has_the_same_board_and_forecasts(
     ]
     assert forecasts[0] == forecasts[1]
     assert boards[0]["test"]["metrics"] == boards[1]["test"]["metrics"]
+
+
+@pytest.mark.long
+def test_trees_that_win_know_all_but_the_test_side_though_their_run_is_killed(
+    steadytrain, tmp_path
+):
+    source = write_csv(tmp_path, firms())
+    sets = ("automl.constraints.frameworks=[mlforecast]", "automl.budget.units=3")
+    driver = search(steadytrain, source, *sets)
+    wait_for(lambda: [*steadytrain.output.glob("studies/*/best.yaml")])
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    finish(search(steadytrain, source, *sets))
+    board = board_of(steadytrain.output)
+    assert {**board["best_params"]} == {"LightGBM, its defaults": 1.0}
+    table = firms().rename(columns={"firm": "unique_id", "year": "ds", "invest": "y"})
+    table = table.astype({"ds": int}).sort_values(["unique_id", "ds"])
+    expected = by_mlforecast(
+        *(table, 1, None, 2),
+        lags=[1, 2, 3],
+        windows=[3],
+        differences=[1],
+        n_estimators=100,
+        min_child_samples=20,
+    )
+    model = load(Workspace(steadytrain.output, board["run"]).model)
+    past = firms().sort_values(["firm", "year"]).groupby("firm").head(-2).to_dict("records")
+    found = [row["prediction"] for row in model.rows(past)]
+    assert found == pytest.approx(expected["trees"].tolist(), rel=1e-6)
+    mae = (expected["trees"] - expected["y"]).abs().mean()
+    assert board["test"]["metrics"]["mae"]["value"] == pytest.approx(mae, rel=1e-6)
