@@ -81,7 +81,7 @@ class SeriesEnsembleLearner(_Members):
         return self.members[index].framework != _STATISTICAL
 
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
-        index = len(self.models)
+        index, self.before.alive = len(self.models), self.alive
         if self.learns_twice(index):
             self.before.learn(rows, learning_rate_scale=learning_rate_scale)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -128,6 +128,7 @@ class EnsembleLearner:
     The members' numbers of steps are given, so nothing is left to validate for.
 
     models: what the members that have been trained export.
+    alive: is called after each step of a member: training a whole one may take long.
     """
 
     learns_all = True
@@ -142,6 +143,7 @@ class EnsembleLearner:
         self.data = data
         self.states = list[State]()
         self.models = list[Any]()
+        self.alive: Callable[[], object] = lambda: None
 
     @property
     def weights(self) -> list[float]:
@@ -155,6 +157,7 @@ class EnsembleLearner:
         member = self.member(index)
         for _ in range(self.members[index].max_steps):
             learned = member.learn((), learning_rate_scale=learning_rate_scale)
+            self.alive()
         self.add(member)
         return Learned(learned.loss, learned.learning_rate)
 

@@ -33,6 +33,7 @@ from steadytrain.components.train.checkpoint.saver import Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
 from steadytrain.components.train.checkpoint.snapshot import Piece, full_piece, is_storable
 from steadytrain.components.train.failures import Diverged
+from steadytrain.components.train.framework.ensemble import EnsembleLearner
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
@@ -95,6 +96,8 @@ class LearnerTraining(TrainingLoop):
         self.beat, self.cadence = heartbeat.beat, cadence
         self.training, self.progress = config.training, Progress()
         self.rows = Rows.of(data, "train")
+        if isinstance(learner, EnsembleLearner):
+            learner.alive = partial(heartbeat.beat, "train")
         none = getattr(learner, "learns_validation", False)
         self.validation = Rows([]) if none else Rows.of(data, "validation")
         check_scores(self.training, len(self.validation))

@@ -168,6 +168,15 @@ def test_checkpoint_of_members_that_learned_the_training_side_only_is_refused(ma
         SeriesEnsembleLearner(*made).restore(old)
 
 
+def test_each_step_of_a_member_is_a_sign_of_life_both_times(made):
+    learner, beats = SeriesEnsembleLearner(*made), []
+    learner.alive = lambda: beats.append(len(learner.models))
+    for _ in range(4):
+        learner.learn((), learning_rate_scale=1.0)
+    # Models of statsforecast learn once.
+    assert [beats.count(member) for member in range(4)] == [1, 1, 2 * 4, 2 * 5]
+
+
 ALONE = {
     "trees": "{framework: mlforecast, config: {model_type: lightgbm, min_data_in_leaf: 5}, "
     "max_steps: 4, learning_rate: 0.2}",

@@ -21,10 +21,16 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.train.attempt import (
+    AttemptFolder,
+    AttemptResult,
+    AttemptSpec,
+    Beat,
+)
 from steadytrain.components.train.checkpoint import Checkpoint, checkpoints_of, newest
 from steadytrain.components.train.failures import Diverged, Failure, FailureClass
 from steadytrain.components.train.framework import Learned, LearnerTrainer
+from steadytrain.components.train.framework.ensemble import EnsembleLearner
 from steadytrain.components.train.framework.rank import LearnerRank
 from steadytrain.components.train.loop.process import serve
 from steadytrain.components.train.recovery.history import AttemptHistory, History
@@ -109,6 +115,37 @@ def test_learner_trains_reports_and_is_exported(bench):
     assert events_of(done.workspace, TrainingStarted)[0].max_steps == 12
     scores = {event.step: event.metrics["loss"] for event in events_of(done.workspace, Validated)}
     assert result.best_score == min(scores.values()) == scores[result.best_step]
+
+
+def test_step_of_an_ensembles_member_is_a_sign_of_life(bench):
+    beats = []
+
+    class Member(Line):
+        def learn(self, rows, *, learning_rate_scale):
+            beats.append(Beat.read(heartbeat).phase)
+            return super().learn([{"label": 1.0}], learning_rate_scale=learning_rate_scale)
+
+    class Ensemble(EnsembleLearner):
+        def member(self, index):
+            return Member(self.configs[index], self.data)
+
+        def model_of(self, member):
+            return member.weight
+
+        def export(self, folder):
+            (folder / "line.json").write_text(json.dumps([float(it[0]) for it in self.models]))
+
+    members = [{"framework": "sklearn", "config": {"model_type": "linear"}, "max_steps": 3}]
+    done = bench(max_steps=1)
+    config = done.config.model_dump(mode="json")
+    given = {"model_type": "ensemble", "members": members}
+    config["model"] = {"framework": "ensemble", "config": given}
+    done = dataclasses.replace(done, config=from_mapping(config))
+    heartbeat = AttemptFolder(done.attempt()).heartbeat(0)
+    train(done, Ensemble)
+    # The hang timeout begins again with each of its steps.
+    assert beats == ["start", "train", "train"]
+    assert exported(done) == [pytest.approx(1 - 0.9**3)]
 
 
 def test_resume_is_exact(bench):
