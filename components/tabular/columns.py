@@ -39,6 +39,18 @@ _MANY: Final = 10
 _ALLOW: Final = "name it in data.allow_leaks to learn from it"
 _SAME: Final = 1 - 1e-9
 """Correlation from which one number is a copy of another, or a multiple."""
+_CHANCE: Final = 1e-3
+"""Chance that any column of a table gives the target away only by accident.
+
+A column is one of many, and gets its part of it (Bonferroni). Its own chance is that of Fisher's
+exact test, for several classes by Freeman and Halton (Biometrika 38, 1951): the share of the orders
+in which the targets could stand among the records that fit the column as well as theirs does. So
+neither a rare class nor a column with many rare values is taken for evidence.
+"""
+_FEW_OF_A_CLASS: Final = 3
+"""Records from which a value, or its absence, says something about the class of its records."""
+_PAIR: Final = 2
+"""The same about a number, since two records rarely have the same one."""
 
 
 class Column(BaseModel):
@@ -186,29 +198,39 @@ def inferred(
             f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
             remedy=f"leave it out; the columns are {', '.join(sorted(columns))[:500]}",
         )
+    chance = _CHANCE / max(1, len(columns) * len(target.values))
     result = [
-        _column(name, values, target, allowed=name in allowed, text=text)
+        _column(name, values, target, None if name in allowed else chance, text=text)
         for name, values in sorted(columns.items())
     ]
     return Table(target=target.name, columns=result)
 
 
 def _column(
-    name: str, values: Values, target: Target, *, allowed: bool, text: str | None
+    name: str, values: Values, target: Target, chance: float | None, *, text: str | None
 ) -> Column:
+    """Describe a column.
+
+    Args:
+        chance: that it gives the target away by accident; None if it may do so.
+    """
     # Of each value, NaN if it is not a number. It is parsed once, for tables with many values.
     numbers, missing = numbers_of(values)
     rows = ~missing
     present = [*itertools.compress(values, rows)] if missing.any() else values
     numbers = numbers[rows]
     counts = Counter(map(str, present))
+    allowed = chance is None
     kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed, text=text)
-    if kind and not allowed:
-        clues = numbers if kind == "number" else np.array([level_of(value) for value in present])
-        evidence = (
-            _leak(clues, kind, truth[rows], numbers=target.numbers)
-            for truth in (target.values if len(present) >= max(FEW, 0.5 * len(values)) else ())
-        )
+    if kind and chance is not None:
+        clues: NDArray[np.float64] | list[str]
+        if kind == "number":
+            # What is not a number counts as missing.
+            rows[rows] = there = ~np.isnan(numbers)
+            clues = numbers[there]
+        else:
+            clues = [*map(level_of, present)]
+        evidence = (_leak(clues, rows, truth, target.numbers, chance) for truth in target.values)
         if result := next(filter(None, evidence), ""):
             kind, reason = None, f"{result}; {_ALLOW}"
     number, nan = kind == "number", np.isnan(numbers)
@@ -339,39 +361,109 @@ def is_date(text: str) -> bool:
     return True
 
 
-def _leak(clues: NDArray[Any], kind: Kind, truth: NDArray[Any], *, numbers: bool) -> str:
-    """Return how a column alone gives the target of every record away, or "".
+def _leak(
+    clues: NDArray[np.float64] | list[str],
+    rows: NDArray[np.bool_],
+    truth: NDArray[Any],
+    numbers: bool,
+    chance: float,
+) -> str:
+    """Return how a column alone gives the target away, or "".
 
     Args:
-        clues: its values: numbers, with NaN for what is not one, or texts.
+        clues: its values, where it has one: numbers or texts.
+        rows: whether each record has one.
         numbers: whether the target is a number.
+        chance: that it fits by accident; a column that may is no evidence.
     """
-    if kind != "number":
-        return "" if numbers else _one_to_one(clues.tolist(), truth)
-    there = ~np.isnan(clues)
-    clues, truth = clues[there], truth[there]
-    if numbers:
-        spread = clues.std() > 0 and truth.std() > 0
-        fit = abs(float(np.corrcoef(clues, truth)[0, 1])) if spread else 0.0
-        return f"it is a linear function of the target (correlation {fit:.6f})" * (fit > _SAME)
-    return _intervals(clues, truth) if len(np.unique(truth)) > 1 else ""
+    if not numbers and (result := _absence(rows, truth, chance)):
+        return result
+    truth = truth[rows]
+    if len(clues) < FEW:
+        return ""
+    if isinstance(clues, list):
+        return _levels(clues, truth, numbers, chance)
+    return _function(clues, truth) if numbers else _intervals(clues, truth, chance)
 
 
-def _one_to_one(values: Sequence[str], truth: NDArray[Any]) -> str:
-    pairs = {*zip(values, truth.tolist(), strict=True)}
-    classes = len(np.unique(truth))
-    if len(pairs) == classes == len({value for value, _ in pairs}) > 1:
-        return f"each of its {classes} values belongs to one class of the target"
+def _absence(rows: NDArray[np.bool_], truth: NDArray[Any], chance: float) -> str:
+    """Return whether one class has a value where all others have none, or the other way round."""
+    having = int(rows.sum())
+    lacking = len(rows) - having
+    if min(having, lacking) < _FEW_OF_A_CLASS:
+        return ""
+    present, absent = np.unique(truth[rows]), np.unique(truth[~rows])
+    if 1 not in (len(present), len(absent)) or np.isin(present, absent).any():
+        return ""
+    if _by_accident(rows, math.log(2 * (len(present) + len(absent)))) > chance:
+        return ""
+    one, others = (having, lacking) if len(present) == 1 else (lacking, having)
+    has, have = ("has a value", "none") if len(present) == 1 else ("has no value", "one")
+    return (
+        f"each of the {one:,} records of one class of the target {has}, and the {others:,} others "
+        f"have {have}"
+    )
+
+
+def _levels(values: Sequence[str], truth: NDArray[Any], numbers: bool, chance: float) -> str:
+    """Return whether all records with the same text have the same target.
+
+    Only texts that repeat are evidence, so most records must have one of them.
+    """
+    pairs = Counter(zip(values, truth.tolist(), strict=True))
+    if len(pairs) > len({value for value, _ in pairs}):
+        return ""
+    least = _PAIR if numbers else _FEW_OF_A_CLASS
+    repeated = [np.full(count, target) for (_, target), count in pairs.items() if count >= least]
+    targets = np.concatenate(repeated or [truth[:0]])
+    different = len(np.unique(targets))
+    if different < 2 or len(targets) < len(values) / 2:
+        return ""
+    # Each text could stand for each of the targets.
+    if _by_accident(targets, log_ways=len(repeated) * math.log(different)) > chance:
+        return ""
+    told = "has one number as the target" if numbers else "belongs to one class of the target"
+    return f"each of its {len(pairs):,} values {told}"
+
+
+def _function(clues: NDArray[np.float64], truth: NDArray[Any]) -> str:
+    """Return whether the numbers are a linear or a monotone function of the target."""
+    if not clues.std() > 0 or not truth.std() > 0:
+        return ""
+    fit = abs(float(np.corrcoef(clues, truth)[0, 1]))
+    if fit > _SAME:
+        return f"it is a linear function of the target (correlation {fit:.6f})"
+    order = np.argsort(clues, kind="stable")
+    rises, steps = np.diff(clues[order]) > 0, np.diff(truth[order])
+    # Of so many different numbers, two orders out of FEW! fit by accident.
+    if rises.sum() >= FEW - 1 and any(
+        (np.where(rises, sign * steps > 0, steps == 0)).all() for sign in (1, -1)
+    ):
+        sign = "" if steps[rises][0] > 0 else "-"
+        return f"it is a monotone function of the target (rank correlation {sign}1)"
     return ""
 
 
-def _intervals(numbers: NDArray[np.float64], truth: NDArray[Any]) -> str:
+def _intervals(numbers: NDArray[np.float64], truth: NDArray[Any], chance: float) -> str:
     """Return whether the classes have disjoint intervals of numbers."""
     order = np.argsort(numbers, kind="stable")
     sorted_truth, sorted_numbers = truth[order], numbers[order]
     changes = np.flatnonzero(sorted_truth[1:] != sorted_truth[:-1])
     classes = len(np.unique(truth))
     separate = (sorted_numbers[changes] < sorted_numbers[changes + 1]).all()
-    if len(changes) == classes - 1 and separate:
-        return f"its numbers separate the {classes} classes of the target without an error"
-    return ""
+    if len(changes) != classes - 1 or not len(changes) or not separate:
+        return ""
+    if _by_accident(truth, log_ways=math.lgamma(classes + 1)) > chance:
+        return ""
+    return f"its numbers separate the {classes} classes of the target without an error"
+
+
+def _by_accident(targets: NDArray[Any], log_ways: float) -> float:
+    """Return the most that the chance can be of targets in an order that fits a column.
+
+    Args:
+        log_ways: the logarithm of the number of orders that fit.
+    """
+    _, counts = np.unique(targets, return_counts=True)
+    orders = math.lgamma(len(targets) + 1) - sum(math.lgamma(count + 1) for count in counts)
+    return math.exp(min(0.0, log_ways - orders))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import statsmodels.datasets
 
 from steadytrain.components.tabular.columns import Target, inferred
 from steadytrain.components.tabular.model import is_missing, numbers_of, plain_number
+
+from support.tables import shipped
 
 ROWS = 60
 CLASSES = Target("y", [np.arange(ROWS) % 2], numbers=False)
 NUMBERS = Target("y", [np.linspace(1, 9, ROWS) ** 2], numbers=True)
 WORDS = ("red", "green", "blue")
+THIRDS = Target("y", [np.arange(ROWS) % 3], numbers=False)
+REPEATED = Target("y", [np.arange(ROWS) % 15 * 100.0 + 9], numbers=True)
+CHANCE = np.random.default_rng(0)
 
 
 def column(values, target=CLASSES, **how):
@@ -86,18 +92,45 @@ def test_row_numbers_are_left_out_unless_allowed():
     assert column([value * 100 for value in values], target).kind == "number"
 
 
+def only(target, classes, others=()):
+    """Return numbers for records of some classes alone, and for some of the others' records."""
+    return [
+        row * 7 % 31 if truth in classes or row in others else None
+        for row, truth in enumerate(target.values[0].tolist())
+    ]
+
+
+def rare(count, total):
+    return Target("y", [np.arange(total) < count], numbers=False)
+
+
 @pytest.mark.parametrize(
     ("values", "target", "evidence"),
     [
         (cycled("no", "yes"), CLASSES, "each of its 2 values belongs to one class"),
         ([row % 2 + row / 1000 for row in range(ROWS)], CLASSES, "separate the 2 classes"),
         ((3 - 2 * NUMBERS.values[0]).tolist(), NUMBERS, "linear function of the target"),
+        (only(CLASSES, {1}), CLASSES, "30 records of one class of the target has a value"),
+        (only(THIRDS, {2}), THIRDS, "the 40 others have none"),
+        (only(THIRDS, {0, 2}), THIRDS, "20 records of one class of the target has no value"),
+        ([row % 50 if row > 3 else "n.n." for row in range(120)], rare(4, 120),
+         "the 4 others have none"),
+        (cycled("a1", "b1", "c1", "a2", "b2", "c2"), THIRDS, "each of its 6 values belongs to one"),
+        (cycled("a", None, "b", None), Target("y", [np.arange(ROWS) % 4], numbers=False),
+         "each of its 2 values belongs to one class"),
+        ([f"{value} USD" for value in REPEATED.values[0]], REPEATED,
+         "each of its 15 values has one number as the target"),
+        (np.sqrt(NUMBERS.values[0]).tolist(), NUMBERS, "monotone function of the target (rank cor"),
+        ((-np.log(NUMBERS.values[0])).tolist(), NUMBERS, "(rank correlation -1)"),
+        (np.log(REPEATED.values[0] + np.arange(ROWS) % 30).tolist(),
+         Target("y", [REPEATED.values[0] + np.arange(ROWS) % 30], numbers=True), "monotone"),
     ],
-)
+)  # fmt: skip
 def test_column_that_gives_the_target_away_is_left_out_with_evidence(values, target, evidence):
     found = column(values, target)
     assert found.kind is None
     assert evidence in found.reason
+    assert found.reason.endswith("name it in data.allow_leaks to learn from it")
     assert column(values, target, allowed=["x"]).kind is not None
 
 
@@ -106,11 +139,80 @@ def test_column_that_gives_the_target_away_is_left_out_with_evidence(values, tar
     [
         (cycled("no", "yes", "yes"), CLASSES),
         ([row % 2 + row / 50 for row in range(ROWS)], CLASSES),
-        (np.sqrt(NUMBERS.values[0]).tolist(), NUMBERS),
+        (np.sqrt(NUMBERS.values[0] + CHANCE.normal(size=ROWS) ** 2).tolist(), NUMBERS),
+        # Nearly all records of a class have a value, and no other has one.
+        ([*only(CLASSES, {1})[:-1], None], CLASSES),
+        (only(CLASSES, {1}, others=[8]), CLASSES),
+        # A record or two of a rare class have the largest value, the only ones, or a text.
+        ([9.5, *range(-199, 0)], rare(1, 200)),
+        ([1.5, 2.5, *[None] * 198], rare(2, 200)),
+        (["rare", *["usual"] * 199], rare(1, 200)),
+        # So many values that each has a record or two.
+        ([f"v{row % 35}" for row in range(ROWS)], CLASSES),
+        ([f"v{row // 2}" for row in range(200)], Target("y", [np.arange(200) // 2 % 2], False)),
+        ([f"v{value // 2:.0f}" for value in NUMBERS.values[0]], NUMBERS),
+        (cycled("a", "b", "c"), REPEATED),
+        # Few different numbers may be in the order of the target.
+        ([value // 300 for value in REPEATED.values[0]], REPEATED),
+        (cycled(1, 2), Target("y", [np.arange(ROWS) % 2 * 3.0 + (np.arange(ROWS) == 7)], True)),
     ],
 )
 def test_column_that_only_predicts_well_is_learned_from(values, target):
     assert column(values, target).reason == ""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_columns_of_chance_are_learned_from(seed):
+    """Thousands of them, whatever the classes' sizes, the number of values and what is missing."""
+    chance = np.random.default_rng(seed)
+    rows, columns = 40, dict[str, list[object]]()
+    for place in range(3000):
+        values = chance.integers(0, chance.choice([2, 3, 30]), rows).astype(object)
+        if place % 3:
+            values = chance.normal(size=rows).astype(object)
+        values[chance.random(rows) < chance.choice([0, 0.1, 0.9])] = None
+        columns[f"c{place}"] = [v if place % 3 or v is None else f"v{v}" for v in values]
+    few, even = np.arange(rows) < 2, chance.integers(0, 3, rows)
+    for target in (
+        Target("y", [few], numbers=False),
+        Target("y", [even], numbers=False),
+        Target("y", [even.astype(float)], numbers=True),
+        Target("y", [chance.normal(size=rows)], numbers=True),
+    ):
+        leaks = [one.name for one in inferred(columns, target).columns if "target" in one.reason]
+        assert leaks == []
+
+
+def real_tables():
+    for name in ("breast_cancer", "wine", "iris", "diabetes"):
+        frame = shipped(name)
+        yield name, frame, "target", name == "diabetes"
+    for name, target, numbers in (
+        ("anes96", "vote", False),
+        ("anes96", "PID", False),
+        ("anes96", "age", True),
+        ("fair", "affairs", True),
+        ("fair", "religious", False),
+    ):
+        frame = getattr(statsmodels.datasets, name).load_pandas().data
+        yield f"{name} {target}", frame, target, numbers
+
+
+@pytest.mark.parametrize(
+    ("frame", "target", "numbers"),
+    [pytest.param(*rest, id=name) for name, *rest in real_tables()],
+)
+def test_no_column_of_real_tables_is_a_leak(frame, target, numbers):
+    truth = frame[target].to_numpy()
+    if not numbers:
+        truth = np.unique(truth, return_inverse=True)[1]
+    columns = {name: frame[name].tolist() for name in frame if name != target}
+    found = inferred(columns, Target(target, [truth], numbers=numbers))
+    assert [*found.remarks()] == []
+    # Numbers as categories, as codes are.
+    codes = {name: [f"v{value}" for value in values] for name, values in columns.items()}
+    reasons = [one.reason for one in inferred(codes, Target(target, [truth], numbers)).columns]
+    assert not [reason for reason in reasons if "target" in reason]
 
 
 def test_stray_texts_among_numbers_count_as_missing_and_are_named():

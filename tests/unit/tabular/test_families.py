@@ -274,7 +274,7 @@ def test_rare_categories_of_histogram_boosting_count_as_missing(tmp_path):
     chance = np.random.default_rng(1)
     codes = np.minimum(chance.geometric(0.008, 6000), 400)
     records = [{"code": f"c{code}", "target": "ab"[code % 2]} for code in codes]
-    table = prepared(tmp_path, records)
+    table = prepared(tmp_path, records, "data.allow_leaks=[code]")
     learner = learn(made(table, "hist_boosting", rounds_per_step=20), 2)
     assert len(learner.preparation.levels["code"]) > 260
     found = exported(learner, tmp_path / "model").outputs(
