@@ -27,7 +27,13 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tabular.columns import Column, Table, Target, inferred
-from steadytrain.components.tabular.encoder import FEATURES, parsed, plain_value, with_unread
+from steadytrain.components.tabular.encoder import (
+    FEATURES,
+    check_given,
+    parsed,
+    plain_value,
+    with_unread,
+)
 from steadytrain.components.tabular.model import is_missing, text_of
 from steadytrain.components.tasks.encoding.base import (
     COLUMNS,
@@ -153,6 +159,7 @@ class MultimodalEncoder:
         return [[*dict.fromkeys(named)]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
+        check_given(row, self.target, self.data.labels)
         label, columns = class_of(row, self.target, self.data.labels), self.data.columns
         others = self.target, columns.group, columns.slice
         names = self.data.features or [name for name in row if name not in others]

@@ -147,6 +147,7 @@ class ClassTableEncoder(TableEncoder):
         if isinstance(value, float) and (math.isnan(value) or value.is_integer()):
             # Data frames turn the whole numbers of a column with gaps into fractions.
             row = {self.target: None if math.isnan(value) else int(value)}
+        check_given(row, self.target, self.data.labels)
         return class_of(row, self.target, self.data.labels)
 
     def targets_of(self, labels: Any) -> Any:
@@ -167,6 +168,7 @@ class LabelSetTableEncoder(TableEncoder):
 
     def label_of(self, row: Mapping[str, Any]) -> str:
         if not isinstance(self.data.target, list):
+            check_given(row, self.target, self.data.labels)
             return written_labels(row, self.target, self.data)
         return json.dumps(
             sorted(name for name in self.data.target if _has(row, name)), ensure_ascii=False
@@ -202,6 +204,23 @@ class NumberTableEncoder(TableEncoder):
     def row_encoder(self, fitted: Fitted) -> LabeledRows:
         del fitted
         return LabeledRows(number_target, _values)
+
+
+def check_given(row: Mapping[str, Any], column: str, labels: Sequence[str] | None) -> None:
+    """Raise Defect if a class, or one of several labels, is a text that says that there is none.
+
+    Args:
+        labels: the only classes; such a text may be the name of one.
+    """
+    value = row.get(column)
+    for one in value if isinstance(value, list) else [value]:
+        # An empty text is refused anyway, or has no label.
+        if isinstance(one, str) and one.strip() and is_missing(one) and one not in (labels or ()):
+            raise Defect(
+                "missing_field",
+                f"{column[:80]} is {one!r}, which counts as missing; if it is a class, name all "
+                "classes in data.labels",
+            )
 
 
 def _has(row: Mapping[str, Any], column: str) -> bool:

@@ -238,6 +238,20 @@ def test_column_of_a_label_that_is_neither_0_nor_1_is_reported(tmp_path):
         preprocess(table_config(path, SETS[0], "data.target=[hot, wet]"))
 
 
+def test_labels_that_are_written_as_missing_are_reported(tmp_path):
+    for settings, written in (
+        ((), ["?", ["hot", "NA"], "null"]),
+        (("data.label_separator=;",), ["?", "n/a", "None"]),
+    ):
+        config = table_config(tmp_path / "table.csv", SETS[0], *settings)
+        for value in written:
+            with pytest.raises(Defect, match="which counts as missing") as raised:
+                LabelSetTableEncoder(config.data).read({"x": 1, "target": value})
+            assert raised.value.reason == "missing_field"
+    named = table_config(tmp_path / "table.csv", SETS[0], "data.labels=['?', hot]")
+    assert LabelSetTableEncoder(named.data).read({"x": 1, "target": ["?"]}).label == '["?"]'
+
+
 def test_task_is_found_by_the_separator(table):
     source = {"source": table[0].data.source, "target": "target"}
     assert task_of({**source, "label_separator": ";"})[0] == "tabular_multi_label"

@@ -12,9 +12,11 @@ import pytest
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
-from steadytrain.components.tabular.encoder import ClassTableEncoder
+from steadytrain.components.tabular.encoder import ClassTableEncoder, NumberTableEncoder
 from steadytrain.components.tabular.learners import read_side, read_table
+from steadytrain.components.tabular.model import is_missing
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.encoding.fields import Defect
 
 from support.tables import LINEAR, REGRESSION, prepared, table_config, write_csv
 
@@ -226,3 +228,38 @@ def test_class_that_a_frame_turned_into_a_fraction_is_a_class(tmp_path):
     assert data.labels == ["0", "1"]
     card = json.loads(data.path("card.json").read_text())
     assert card["quarantine"] == {"missing_field": 6}
+
+
+WAYS = (None, "", " ", "?", "NA", "n/a", "NaN", "null", "None")
+
+
+def test_class_that_is_written_as_missing_is_a_defect(tmp_path):
+    frame = pd.DataFrame({"x": [row % 7 for row in range(300)]})
+    frame["target"] = [
+        WAYS[row // 10 % 9] if row % 10 == 0 else ("no", "yes")[row % 2] for row in range(300)
+    ]
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, index=False)
+    data = preprocess(table_config(path, "data.max_bad_share=0.5"))
+    assert data.labels == ["no", "yes"]
+    card = json.loads(data.path("card.json").read_text())
+    assert sum(card["quarantine"].values()) == 30
+    assert {*card["quarantine"]} <= {"missing_field", "empty_field"}
+    quarantine = data.path("quarantine.jsonl").read_text()
+    assert "target is '?', which counts as missing" in quarantine
+
+
+@pytest.mark.parametrize("value", WAYS)
+def test_missing_target_is_that_of_a_missing_value(value):
+    assert is_missing(value)
+    for encoder, settings in ((ClassTableEncoder, []), (NumberTableEncoder, [REGRESSION])):
+        reader = encoder(table_config(Path("table.csv"), *settings).data)
+        with pytest.raises(Defect, match="target"):
+            reader.read({"x": 1, "target": value})
+
+
+def test_class_that_is_named_like_a_missing_value_is_one():
+    config = table_config(Path("table.csv"), "data.labels=['none', 'some']")
+    assert ClassTableEncoder(config.data).read({"x": 1, "target": "none"}).label == "none"
+    with pytest.raises(Defect, match="'NONE', which counts as missing"):
+        ClassTableEncoder(config.data).read({"x": 1, "target": "NONE"})
