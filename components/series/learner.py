@@ -45,6 +45,7 @@ class SeriesLearner:
     """
 
     learns_all = True
+    on_cpu = True
     metric = "loss"
     greater_is_better = False
     parameters = 0

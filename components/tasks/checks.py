@@ -60,6 +60,7 @@ def check_task(config: RunConfig) -> None:
     """
     problems = [
         *_framework(config),
+        *_device(config),
         *_objectives(config),
         *_feedback(config),
         *_smoothing(config),
@@ -108,6 +109,16 @@ def _framework(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             field, shortened(repr(value)), f"data.task {task} does not read it", "leave it out"
         )
+
+
+def _device(config: RunConfig) -> Iterator[Problem]:
+    """Yield a GPU for a table that no learner of steadytrain computes on one."""
+    task, framework = config.data.task, config.model.framework
+    if config.compute.device != "cuda" or task not in TABLES or not is_ours(TRAINERS, framework):
+        return
+    if framework in load_task(task).frameworks:
+        why = f"model.framework {framework} learns tables on the CPU"
+        yield Problem("compute.device", "cuda", why, "leave it out, or set it to cpu")
 
 
 def _of_training(field: str) -> bool:

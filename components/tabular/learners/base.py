@@ -106,6 +106,7 @@ class TableLearner:
     """
 
     learns_all = True
+    on_cpu = True
     metric = "loss"
     greater_is_better = False
     parameters = 0

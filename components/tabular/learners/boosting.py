@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.learners.base import Array, TreesLearner
 from steadytrain.components.tabular.model import (
     CatBoostModel,
@@ -130,6 +131,17 @@ class LightGBMLearner(BoostingLearner):
         *("rounds_per_step", "cat_smooth", "cat_l2", "min_data_per_group", "max_cat_threshold"),
         "monotone",
     )
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        linear = self.given.get("linear_tree", False)
+        # Its documentation: constraints choose the splits, and leaves are fitted without them.
+        if self.given.get("monotone") and str(linear).lower() not in ("false", "-"):
+            raise BadInput(
+                f"model.config.linear_tree = {linear!r}: in linear leaves, LightGBM does not keep "
+                "outputs monotone, as model.config.monotone asks",
+                remedy="leave one of the two out",
+            )
 
     def next_part(self, rate: float) -> bytes:
         import lightgbm

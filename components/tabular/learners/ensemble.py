@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import TABLES, TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as exported
@@ -128,4 +128,4 @@ class TableEnsembleLearner(EnsembleLearner):
         shutil.copyfile(exported.__file__, folder / MODULE)
 
 
-ENSEMBLE: Final = LearnerTrainer(learner)
+ENSEMBLE: Final = LearnerTrainer(learner, on_cpu=TABLES)

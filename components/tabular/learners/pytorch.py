@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import TABLES
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.learners.base import TableLearner
@@ -24,4 +25,6 @@ def learner(config: RunConfig, data: DataRecord) -> TableLearner:
     return MODELS[name](config, data)
 
 
-PYTORCH: Final = LearnerTrainer(learner, ("steadytrain.components.tabular.learners.torch_tables",))
+PYTORCH: Final = LearnerTrainer(
+    learner, ("steadytrain.components.tabular.learners.torch_tables",), on_cpu=TABLES
+)

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import TABLES
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.learners.base import Array, ConstantLearner, TableLearner
@@ -188,4 +189,6 @@ def learner(config: RunConfig, data: DataRecord) -> TableLearner:
     return MODELS[name](config, data)
 
 
-SKLEARN: Final = LearnerTrainer(learner, ("sklearn.ensemble", "sklearn.linear_model"))
+SKLEARN: Final = LearnerTrainer(
+    learner, ("sklearn.ensemble", "sklearn.linear_model"), on_cpu=TABLES
+)

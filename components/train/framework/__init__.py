@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.sizing.hardware import CPU
 from steadytrain.components.train.framework.learner import Learned, Learner, NewLearner
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
@@ -30,10 +31,12 @@ class LearnerTrainer:
 
     learner: the class, or a function of its module that chooses one.
     libraries: those of the function's learners.
+    on_cpu: the tasks for which all of the function's learners compute on the CPU.
     """
 
     learner: type[Learner] | NewLearner
     libraries: tuple[str, ...] = ()
+    on_cpu: Collection[str] = ()
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -68,7 +71,12 @@ class LearnerTrainer:
         # The OOM fallbacks change settings that only PyTorch's loop has.
         policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
         lease, agent = (leased.lease, leased.agent) if leased else (None, None)
-        with launcher_for(config, program, self.imports, agent) as launcher:
+        here = config
+        if getattr(self.learner, "on_cpu", config.data.task in self.on_cpu):
+            # The attempt names no GPU of this machine.
+            compute = config.compute.model_copy(update={"device": CPU})
+            here = config.model_copy(update={"compute": compute})
+        with launcher_for(here, program, self.imports, agent) as launcher:
             return Supervisor(
                 config, data, launcher, on_validation, sinks, policy, until, lease
             ).run()

@@ -146,6 +146,11 @@ class EnsembleLearner:
         self.alive: Callable[[], object] = lambda: None
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether no member is trained by PyTorch's loop."""
+        return all(item.framework != SCHEDULED for item in self.members)
+
+    @property
     def weights(self) -> list[float]:
         """The shares of the members that have been trained."""
         given = [item.weight for item in self.members[: len(self.models)]]

@@ -46,6 +46,7 @@ class Learner(Protocol):
         itself: `learn` and `validate` then get no rows. Optional.
     learns_validation: whether it learns from the validation side too, so that nothing is validated.
         Optional.
+    on_cpu: whether it computes on the CPU, also where there is a GPU. Optional.
     stores_rows: whether what it stores grows with the rows, for a plan. Optional.
     libraries: the modules that it imports when it learns. Training runs that follow each other then
         share them in memory. Optional.

@@ -22,7 +22,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import batch_at
-from steadytrain.components.sizing.hardware import device_name
+from steadytrain.components.sizing.hardware import CPU, device_name
 from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.techniques.order import RowOrder
@@ -123,13 +123,14 @@ class LearnerTraining(TrainingLoop):
         self._seconds = 0.0
 
     def _train(self) -> AttemptOutcome:
+        on_cpu = getattr(self.learner, "on_cpu", False)
         self.reporter.emit(
             TrainingStarted(
                 attempt=self.spec.attempt,
                 step=self.progress.step,
                 max_steps=self.steps,
                 parameters=self.learner.parameters,
-                device=device_name(self.config.compute),
+                device=CPU if on_cpu else device_name(self.config.compute),
                 precision=self.config.model.framework,
                 environment=environment(),
             )

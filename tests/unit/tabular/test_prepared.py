@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tabular.encoder import ClassTableEncoder, NumberTableEncoder
 from steadytrain.components.tabular.learners import read_side, read_table
 from steadytrain.components.tabular.model import is_missing
+from steadytrain.components.tabular.tasks import FRAMEWORKS
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect
 
@@ -202,12 +204,41 @@ def test_target_is_required():
         (["data.columns.label=price"], "data.columns.label"),
         (["data.sequence_length=64"], "data.sequence_length"),
         (["model.vocab_size=500"], "model.vocab_size"),
+        (
+            ["compute.device=cuda"],
+            r"compute\.device = cuda: model\.framework lightgbm learns tables",
+        ),
         ([REGRESSION, "data.labels=[a, b]"], "data.labels"),
     ],
 )
 def test_setting_that_does_not_go_with_a_table_is_refused(tmp_path, overrides, field):
     with pytest.raises(ConfigError, match=field):
         check_task(table_config(tmp_path / "table.csv", *overrides))
+
+
+@pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
+def test_gpu_that_no_learner_of_tables_uses_is_refused(tmp_path, framework, monkeypatch):
+    chosen = f"model.framework={framework}"
+    config = table_config(tmp_path / "table.csv", chosen, "compute.device=cuda")
+    with pytest.raises(ConfigError, match=f"compute.device.*{framework} learns tables on the CPU"):
+        check_task(config)
+    started = []
+
+    def launch(config, *_):
+        started.append(config.compute.device)
+        raise ConnectionError("enough")
+
+    monkeypatch.setattr("steadytrain.components.train.framework.launcher_for", launch)
+    auto = table_config(tmp_path / "table.csv", chosen)
+    check_task(auto)
+    with pytest.raises(ConnectionError):
+        plugins.load(plugins.TRAINERS, framework)(auto, None, on_validation=None, sinks=[])
+    assert started == ["cpu"]
+
+
+def test_gpu_of_a_learner_of_another_package_is_its_own_matter(tmp_path, monkeypatch):
+    monkeypatch.setattr("steadytrain.components.tasks.checks.is_ours", lambda *_: False)
+    check_task(table_config(tmp_path / "table.csv", "compute.device=cuda"))
 
 
 def test_tables_frameworks_train_no_text():

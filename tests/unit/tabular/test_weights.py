@@ -8,23 +8,38 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import Ridge
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tabular.learners import read_side, read_table
+from steadytrain.components.tabular.learners import read_side, read_table, sklearn, torch_tables
+from steadytrain.components.tabular.learners.boosting import (
+    CatBoostLearner,
+    LightGBMLearner,
+    XGBoostLearner,
+)
+from steadytrain.components.tabular.learners.keras import JaxLearner
 
+from support.label_sets import SETS
 from support.tables import REGRESSION, prepared, shipped
 
-FRAMEWORK = {"lightgbm": "lightgbm", "xgboost": "xgboost", "catboost": "catboost"}
+NETWORKS = {
+    "mlp": "pytorch_tables",
+    "tabm": "pytorch_tables",
+    "jax": "jax",
+}
+FRAMEWORK = {name: name for name in ("lightgbm", "xgboost", "catboost")} | NETWORKS
 BOOSTED = ("lightgbm", "xgboost", "catboost", "hist_boosting")
-WEIGHING = (*BOOSTED, "dummy", "linear", "random_forest")
+FORESTS = ("random_forest", "extra_trees")
+WEIGHING = (*BOOSTED, "dummy", "linear", *FORESTS, *NETWORKS)
 
 
 def learned(table, family, steps=5, **settings):
     config, data = table
     framework = FRAMEWORK.get(family, "sklearn")
-    model = {"framework": framework, "config": {"model_type": family, **settings}}
+    model_type = "mlp" if family == "jax" else family
+    model = {"framework": framework, "config": {"model_type": model_type, **settings}}
     config = config.model_copy(update={"model": config.model.model_copy(update=model)})
     learner = plugins.load(plugins.TRAINERS, framework).learner(config, data)
     for _ in range(steps):
@@ -65,15 +80,82 @@ def coins(tmp_path_factory):
     return {"weighed": weighed, "plain": plain, "balanced": balanced}
 
 
+def short(family):
+    """Return steps and settings in which a family learns a constant, and little else."""
+    if family in NETWORKS:
+        return 15, {"width": 8, "layers": 1}
+    return 2, {"max_depth": 3} if family in FORESTS else {}
+
+
+def test_every_family_that_weighs_is_here():
+    boosted = [CatBoostLearner, LightGBMLearner, XGBoostLearner, JaxLearner]
+    every = {**sklearn.MODELS, **torch_tables.MODELS, **{it.__name__: it for it in boosted}}
+    weighing = [it for it in every.values() if it.weighs]
+    assert len(weighing) == len(WEIGHING) == len(every) - 1
+
+
 @pytest.mark.parametrize("family", WEIGHING)
 def test_weights_move_probabilities_to_the_class_that_weighs_more(coins, family):
-    settings = {"max_depth": 3} if family == "random_forest" else {}
+    steps, settings = short(family)
     shares = {
-        name: mean_share(learned(table, family, 2, **settings)) for name, table in coins.items()
+        name: mean_share(learned(table, family, steps, **settings)) for name, table in coins.items()
     }
     assert shares["plain"] == pytest.approx(0.2, abs=0.06)
     for name in ("weighed", "balanced"):
         assert shares[name] == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.fixture(scope="module")
+def coins_as_numbers(coins, tmp_path_factory):
+    """Return the same with 1 for the class that weighs more, and 0 for the other."""
+    frame = noisy(3000)
+    frame["target"] = np.where(frame["target"] == "rare", 1.0, 0.0)
+    frame["weigh"] = np.where(frame["target"] == 1, 4.0, 1.0)
+    weight = "data.columns.weight=weigh"
+    weighed = prepared(tmp_path_factory.mktemp("n"), frame, REGRESSION, weight)
+    plain = prepared(tmp_path_factory.mktemp("o"), frame.drop(columns="weigh"), REGRESSION)
+    return {"weighed": weighed, "plain": plain}
+
+
+@pytest.mark.parametrize("family", WEIGHING)
+def test_weights_move_predicted_numbers(coins_as_numbers, family):
+    steps, settings = short(family)
+    records = [{"x": 0, "y": 0}, {"x": 1, "y": -1}, {"x": -1, "y": 1}]
+    means = {
+        name: learned(table, family, steps, **settings).model().outputs(records).mean()
+        for name, table in coins_as_numbers.items()
+    }
+    assert means["plain"] == pytest.approx(0.2, abs=0.06)
+    assert means["weighed"] == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize("family", WEIGHING)
+def test_weights_move_the_probability_of_each_label(tmp_path, family):
+    frame = noisy(1500)
+    frame["weigh"] = np.where(frame["target"] == "rare", 4.0, 1.0)
+    frame["target"] = np.where(frame["target"] == "rare", "rare;odd", "usual")
+    table = prepared(tmp_path, frame, *SETS, "data.columns.weight=weigh")
+    steps, settings = short(family)
+    learner = learned(table, family, steps, **settings)
+    others = noisy(300, seed=1)[["x", "y"]].to_dict("records")
+    chances = np.exp(learner.model().outputs(others))
+    assert learner.labels == ["odd", "rare", "usual"]
+    assert chances.mean(axis=0) == pytest.approx([0.5, 0.5, 0.5], abs=0.1)
+
+
+def test_linear_model_with_weights_is_scikit_learns(tmp_path):
+    frame = shipped("diabetes")
+    frame["times"] = 1 + np.arange(len(frame)) % 3
+    learner = learned(
+        prepared(tmp_path, frame, REGRESSION, "data.columns.weight=times"), "linear", 1
+    )
+    repeats = np.round(learner.row_weights / learner.row_weights.min()).astype(int)
+    # A penalty of 1 beside weights with a mean of 1.
+    theirs = Ridge(alpha=repeats.mean()).fit(
+        np.repeat(learner.inputs, repeats, axis=0), np.repeat(learner.targets, repeats)
+    )
+    assert learner.weights[:, 0] == pytest.approx(theirs.coef_)
+    assert learner.intercept == pytest.approx([theirs.intercept_])
 
 
 def test_weight_is_no_feature(coins):
@@ -134,11 +216,35 @@ def test_outputs_are_monotone_in_the_columns_that_are_named(tmp_path, family, ki
         ("hist_boosting", [1, 0], "model.config.monotone = [1, 0]"),
         ("random_forest", {"x": 1}, "random_forest has no such setting"),
         ("linear", {"x": 1}, "linear has no such setting"),
+        ("extra_trees", {"x": 1}, "extra_trees has no such setting"),
+        ("mlp", {"x": 1}, "mlp has no such setting"),
+        ("tabm", {"x": 1}, "tabm has no such setting"),
     ],
 )
 def test_monotone_of_something_else_is_refused(coins, family, monotone, message):
     with pytest.raises(BadInput, match=re.escape(message)):
         learned(coins["plain"], family, 0, monotone=monotone)
+
+
+@pytest.mark.parametrize("linear", [True, "true", "+"])
+def test_monotone_linear_leaves_are_refused(coins, linear):
+    """LightGBM chooses their splits by the constraints, and fits them without."""
+    message = f"model.config.linear_tree = {linear!r}: in linear leaves, LightGBM does not keep"
+    with pytest.raises(BadInput, match=re.escape(message)) as refused:
+        learned(coins["plain"], "lightgbm", 0, linear_tree=linear, monotone={"x": 1})
+    assert refused.value.remedy == "leave one of the two out"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"linear_tree": False, "monotone": {"x": 1}},
+        {"linear_tree": True, "monotone": {}},
+        {"linear_tree": True},
+    ],
+)
+def test_linear_leaves_or_monotone_outputs_are_learned(coins, given):
+    learned(coins["plain"], "lightgbm", 1, **given)
 
 
 def test_monotone_classes_are_refused(tmp_path):

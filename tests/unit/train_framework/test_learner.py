@@ -148,6 +148,21 @@ def test_step_of_an_ensembles_member_is_a_sign_of_life(bench):
     assert exported(done) == [pytest.approx(1 - 0.9**3)]
 
 
+def test_started_names_the_device_that_the_learner_uses(bench, tmp_path, monkeypatch):
+    class OnCpu(Line):
+        on_cpu = True
+
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for learner, device in ((Line, "NVIDIA A100-SXM4-80GB"), (OnCpu, "cpu")):
+        done = bench(learner.__name__)
+        train(done, learner)
+        assert events_of(done.workspace, TrainingStarted)[0].device == device
+
+
 def test_resume_is_exact(bench):
     whole, halves = bench("whole", eval_steps=5), bench("halves", eval_steps=5)
     train(whole)
