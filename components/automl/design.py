@@ -329,6 +329,9 @@ class SearchDesign(Suggester):
         if fold:
             first = self._history.trials[index * self.folds].params
             return {**first, _FOLD: fold}
+        if number + self.folds > self._budget:
+            # Without all its folds, it would be compared with nothing.
+            return None
         if index < len(portfolio):
             configuration = portfolio[index]
             return {**configuration.fields(self._families[configuration.family]), _FOLD: 0}

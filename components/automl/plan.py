@@ -67,7 +67,7 @@ def plan(config: RunConfig) -> Plan:
     skipped |= unfit
     budget, folds, chosen = config.tune.budget, config.cross_validation.splits, config.automl
     most = most_configurations(chosen.quality, len(known), chosen.budget.units)
-    units = int(min(budget.trials, most * folds))
+    units = int(min(budget.trials // folds, most)) * folds
     try:
         preview = preview_folds(with_fold(config, 0))
     except DataError:
@@ -79,7 +79,7 @@ def plan(config: RunConfig) -> Plan:
     # A configuration after the portfolio is expected to cost as much as the portfolio's mean.
     each = [
         costs[index] if index < len(costs) else sum(costs) / len(costs)
-        for index in range(units // folds + (units % folds > 0))
+        for index in range(units // folds)
     ]
     # Each of several labels is learned alone.
     learning = sum(each) * folds * records * _columns(config) * max(1, preview.labels) / 1e6

@@ -14,6 +14,7 @@ import sys
 import time
 
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -657,3 +658,53 @@ def test_search_for_sets_of_labels_ends_with_a_model_that_predicts_in_a_fresh_pr
         for row, text in zip(rows, frame["target"].fillna(""), strict=True)
     ]
     assert np.mean(hits) > 0.3
+
+
+def predicted(model, source, output, out):
+    """Return what a model predicts for the records of a file."""
+    words = (*PROGRAM[:-1], "predict", model, str(source), "--out", str(out))
+    subprocess.run([*words, "--output", str(output)], check=True, capture_output=True)
+    return [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
+
+
+@pytest.mark.long
+def test_search_for_numbers_keeps_them_monotone_and_its_winner_trains_again(tmp_path, empty_store):
+    frame, output = shipped("diabetes"), tmp_path / "output"
+    source = write_csv(tmp_path, frame)
+    with_store(output, empty_store)
+    sets = (
+        *("name=diabetes", f"data.source=[{source}]", "data.target=target", f"output={output}"),
+        *("automl.quality=fast", "automl.budget.units=14", "automl.budget.parallel=2"),
+        *("model.config={monotone: {bmi: 1}}", "training.learning_rate=9"),
+    )
+    options = [word for item in sets for word in ("--set", item)]
+    done = subprocess.run([*PROGRAM, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "task tabular_regression" in done.stderr
+    assert "not used: training.learning_rate" in done.stderr
+    board = board_of(output)
+    # Two more units would have been no configuration.
+    assert (board["trials"], board["compared"]) == (12, 3)
+    assert board["skipped"]["linear"] == "its models cannot keep model.config.monotone"
+    study = output / "studies" / board["study"]
+    for place, name in enumerate(("LightGBM, its defaults", "LightGBM, few leaves")):
+        folders = [study / "trials" / f"{4 * place + fold:04d}" for fold in range(4)]
+        tables = [pq.read_table(folder / "scores.parquet") for folder in folders]
+        errors = np.concatenate([one["predicted"].to_numpy() - one["target"] for one in tables])
+        (row,) = [one for one in board["configurations"] if one["name"] == name]
+        assert row["score"] == pytest.approx(np.square(errors).mean(), rel=1e-6)
+    page = (study / "report.html").read_text()
+    assert "esidual" in page
+    lines = [frame.drop(columns="target").iloc[:20].assign(bmi=bmi) for bmi in (-0.08, 0.0, 0.08)]
+    grid = pd.concat(lines)
+    grid.to_csv(tmp_path / "grid.csv", index=False)
+    found = predicted("diabetes@champion", tmp_path / "grid.csv", output, tmp_path / "one.jsonl")
+    low, middle, high = np.array(found).reshape(3, -1)
+    assert (low <= middle).all()
+    assert (middle <= high).all()
+    assert (high - low).mean() > 20
+    best = [*PROGRAM[:-1], "run", str(study / "best.yaml"), "--run", "again"]
+    subprocess.run(best, check=True, capture_output=True)
+    assert found == predicted(
+        "models:/diabetes/2", tmp_path / "grid.csv", output, tmp_path / "two.jsonl"
+    )

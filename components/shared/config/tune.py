@@ -376,8 +376,9 @@ class AutoMLBudget(Section):
         None,
         ge=1,
         le=100_000,
-        description="Number of units, each of which is one configuration on one fold. None means "
-        "as many as the quality asks for.",
+        description="Number of units, each of which is one configuration on one fold. A "
+        "configuration begins only if all its folds fit. None means as many as the quality asks "
+        "for.",
     )
     hours: float | None = Field(
         None,

@@ -238,6 +238,19 @@ def test_few_units_do_not_end_with_the_first_that_fails(monkeypatch):
     assert whole(study) == names_of(config)[1:2]
 
 
+def test_units_that_are_too_few_for_one_more_configuration_do_not_begin(monkeypatch):
+    config = search_with("automl.budget.parallel=3", "automl.budget.units=11")
+    study = driven(config, MemoryLog(), Machine(monkeypatch, predictable(config), 3))
+    assert whole(study) == names_of(config)[:2]
+    assert len(study.history.trials) == 2 * FOLDS
+    more = search_with("automl.budget.parallel=3", "automl.budget.units=12")
+    log = MemoryLog()
+    driven(config, log, Machine(monkeypatch, predictable(config), 3))
+    assert (
+        whole(driven(more, log, Machine(monkeypatch, predictable(more), 3))) == names_of(more)[:3]
+    )
+
+
 @pytest.mark.parametrize(("share", "first"), [(0.2, 2), (0.5, 5), (0.0, 2)])
 def test_search_ends_if_none_of_its_first_configurations_can_be_trained(monkeypatch, share, first):
     config = search_with("automl.budget.parallel=1", f"tune.max_failed_share={share}")

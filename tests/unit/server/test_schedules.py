@@ -165,6 +165,13 @@ def test_schedule_of_a_study_needs_a_space(kfp, apply):
     assert apply(first={"pipeline": "tune", "overrides": place | rates})["bot"] == "create"
 
 
+def test_search_is_scheduled(kfp, apply):
+    first = {"pipeline": "automl", "config": "vote", "overrides": {"output": "/mnt/shared"}}
+    assert apply(first=first)["bot"] == "create"
+    names = {item["display_name"] for item in kfp.all("pipelines")}
+    assert names == {"steadytrain-automl", "steadytrain-retrain"}
+
+
 def test_changed_pipeline_replaces_all_schedules(kfp, apply, compiled):
     apply()
     compiled["schemaVersion"] = "2.1.0"
