@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
-from steadytrain.components.evaluate.classes import Classes, calibration_error
+from steadytrain.components.evaluate.classes import Classes, LabelSets, calibration_error
 from steadytrain.components.evaluate.metric import MeanMetric, Parts, SampleMetric, Scores
 
 _LARGEST_EXPONENT = 700.0  # e^709 is close to the largest float
@@ -137,6 +137,44 @@ def _weighted_mean_average_precision(scores: Scores, weights: FloatArray) -> Flo
         _weighted_precision(sets.has(label), sets.probabilities[:, label], weights)
         for label in known
     )
+
+
+def _label_auroc(sets: LabelSets) -> float | None:
+    from sklearn.metrics import roc_auc_score
+
+    told = _told_apart(sets)
+    if not told:
+        return None
+    areas = [roc_auc_score(sets.has(label), sets.probabilities[:, label]) for label in told]
+    return float(np.mean(areas))
+
+
+def _weighted_label_auroc(sets: LabelSets, weights: FloatArray) -> FloatArray:
+    return _defined_mean(
+        _weighted_area(sets.has(label), sets.probabilities[:, label], weights)
+        for label in _told_apart(sets)
+    )
+
+
+def _label_balanced_accuracy(sets: LabelSets) -> float | None:
+    if not _told_apart(sets):
+        return None
+    return float(_weighted_label_balanced_accuracy(sets, np.ones((1, len(sets.truth))))[0])
+
+
+def _weighted_label_balanced_accuracy(sets: LabelSets, weights: FloatArray) -> FloatArray:
+    """Return the mean over the labels of their mean recall of yes and no, (resamples,)."""
+    told = _told_apart(sets)
+    truth, prediction = sets.truth[:, told], sets.prediction[:, told]
+    having = (weights @ (truth & prediction)) / (weights @ truth)
+    lacking = (weights @ ~(truth | prediction)) / (weights @ ~truth)
+    return _defined_mean(((having + lacking) / 2).T)
+
+
+def _told_apart(sets: LabelSets) -> list[int]:
+    """Return the labels that some examples have and others have not."""
+    result: list[int] = np.flatnonzero(sets.truth.any(axis=0) & ~sets.truth.all(axis=0)).tolist()
+    return result
 
 
 def _weighted_precision(truth: np.ndarray, score: FloatArray, weights: FloatArray) -> FloatArray:
@@ -264,18 +302,24 @@ def _of_classes(
     greater_is_better: bool,
     of: Callable[[Classes], float | None],
     at_once: Callable[[Classes, FloatArray], FloatArray],
+    of_sets: Callable[[LabelSets], float | None] | None = None,
+    sets_at_once: Callable[[LabelSets, FloatArray], FloatArray] | None = None,
 ) -> SampleMetric:
-    """Return a metric of classified examples."""
+    """Return a metric of classified examples, and of sets of labels if it has one."""
+
+    def value(scores: Scores) -> float | None:
+        if scores.classes is not None:
+            return of(scores.classes)
+        return of_sets(scores.sets) if of_sets and scores.sets is not None else None
 
     def resampled(scores: Scores, weights: FloatArray) -> FloatArray:
-        assert scores.classes is not None
-        return at_once(scores.classes, weights)
+        if scores.classes is not None:
+            return at_once(scores.classes, weights)
+        assert sets_at_once is not None
+        assert scores.sets is not None
+        return sets_at_once(scores.sets, weights)
 
-    return SampleMetric(
-        greater_is_better,
-        lambda scores: of(scores.classes) if scores.classes is not None else None,
-        resampled,
-    )
+    return SampleMetric(greater_is_better, value, resampled)
 
 
 def _of_numbers(
@@ -360,9 +404,15 @@ HAMMING_LOSS: Final = MeanMetric(False, _wrong_labels)
 MEAN_AVERAGE_PRECISION: Final = SampleMetric(
     True, _mean_average_precision, _weighted_mean_average_precision
 )
-AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)
+AUROC: Final = _of_classes(True, _auroc, _weighted_auroc, _label_auroc, _weighted_label_auroc)
 AVERAGE_PRECISION: Final = _of_classes(True, _average_precision, _weighted_average_precision)
-BALANCED_ACCURACY: Final = _of_classes(True, _balanced_accuracy, _weighted_balanced_accuracy)
+BALANCED_ACCURACY: Final = _of_classes(
+    True,
+    _balanced_accuracy,
+    _weighted_balanced_accuracy,
+    _label_balanced_accuracy,
+    _weighted_label_balanced_accuracy,
+)
 MSE: Final = MeanMetric(False, partial(_column, "squared_error"))
 RMSE: Final = MeanMetric(False, partial(_column, "squared_error"), np.sqrt)
 MAE: Final = MeanMetric(False, partial(_column, "absolute_error"))

@@ -77,6 +77,8 @@ def label_metrics(_: RunConfig) -> Sequence[str]:
 def tested_label_metrics(_: RunConfig) -> Sequence[str]:
     """Return the metrics of sets of labels on the test side."""
     return (
+        "auroc",
+        "balanced_accuracy",
         "hamming_loss",
         "loss",
         "macro_f1",

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from steadytrain.components.shared.records import EvaluationRecord
+from steadytrain.components.shared.workspace import Workspace
 
 from support.command import Command, paused_rank
 from support.ports import free_port
@@ -113,6 +117,34 @@ def test_label_unseen_in_training(steadytrain, given, tmp_path):
     assert_refused(done, "label_unseen_in_training", step="preprocess")
     (quarantine,) = steadytrain.output.rglob("quarantine.jsonl")
     assert "rare" in quarantine.read_text()
+
+
+@pytest.mark.long
+def test_class_of_a_table_unseen_in_training(steadytrain, tmp_path):
+    """A test file with records of a class that no training record has, and of a missing one."""
+    records = [{"x": n * 37 % 173, "y": n % 11, "target": "ab"[n % 11 < 5]} for n in range(172)]
+    for place, record in enumerate(records[-12:]):
+        record["target"] = ("rare", "?")[place % 2]
+    tables = {"table": records[:120], "tests": records[120:]}
+    for name, rows in tables.items():
+        lines = ["x,y,target", *(",".join(map(str, row.values())) for row in rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    given = (
+        f"data.source=[{tmp_path / 'table.csv'}]",
+        f"data.test_source=[{tmp_path / 'tests.csv'}]",
+        "data.target=target",
+    )
+    done = steadytrain.run("tabular", *given)
+    assert_refused(done, "label_unseen_in_training", "missing_field", step="preprocess")
+    (quarantine,) = steadytrain.output.rglob("quarantine.jsonl")
+    reasons = Counter(json.loads(line)["reason"] for line in quarantine.read_text().splitlines())
+    assert reasons == {"label_unseen_in_training": 6, "missing_field": 6}
+    assert "target is '?', which counts as missing" in quarantine.read_text()
+    # Few enough of them are left out, and the rest is learned and judged.
+    done = steadytrain.run("tabular", *given, "data.max_bad_share=0.2", "run=less")
+    assert done.code in (0, 1), done.err
+    record = Workspace(steadytrain.output, "less").record("evaluate")
+    assert EvaluationRecord.load(record).examples == 40
 
 
 @pytest.mark.long

@@ -54,7 +54,15 @@ def example_scores(seed=0, count=60):
 
 def expected(truth, chances, predicted):
     seen = truth.any(axis=0)
+    both = np.flatnonzero(seen & ~truth.all(axis=0))
     return {
+        "auroc": sklearn_metrics.roc_auc_score(truth[:, both], chances[:, both], average="macro"),
+        "balanced_accuracy": np.mean(
+            [
+                sklearn_metrics.balanced_accuracy_score(truth[:, label], predicted[:, label])
+                for label in both
+            ]
+        ),
         "micro_f1": sklearn_metrics.f1_score(truth, predicted, average="micro"),
         "macro_f1": sklearn_metrics.f1_score(
             truth, predicted, average="macro", zero_division=np.nan
@@ -87,6 +95,16 @@ def test_metrics_are_those_of_scikit_learn_in_each_resample():
     assert {name: metrics()[name].greater_is_better for name in names} == {
         name: name != "hamming_loss" for name in names
     }
+
+
+def test_labels_that_all_or_no_examples_have_are_not_told_apart():
+    table, truth, *_ = example_scores()
+    for flags in (np.zeros_like(truth), np.ones_like(truth)):
+        column = pa.array([np.flatnonzero(row) for row in flags])
+        place = table.column_names.index("labels")
+        found = point_values(Scores.of(table.set_column(place, "labels", column)))
+        assert not {"auroc", "balanced_accuracy"} & {*found}
+        assert "hamming_loss" in found
 
 
 def test_each_label_has_its_values_and_its_threshold():

@@ -9,7 +9,13 @@ import pandas as pd
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score, hamming_loss, log_loss
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    f1_score,
+    hamming_loss,
+    log_loss,
+    roc_auc_score,
+)
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 
@@ -161,9 +167,16 @@ def test_scores_are_those_of_scikit_learn(table, tmp_path):
     assert found["micro_f1"] == pytest.approx(f1_score(truth, predicted, average="micro"))
     assert found["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro"))
     assert found["hamming_loss"] == pytest.approx(hamming_loss(truth, predicted))
+    area = roc_auc_score(truth, chances, average="macro")
+    assert found["auroc"] == pytest.approx(area, rel=1e-5)
+    assert area > 0.5
+    balanced = [balanced_accuracy_score(*both) for both in zip(truth.T, predicted.T, strict=True)]
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(balanced))
     losses = [log_loss(t, c, labels=[False, True]) for t, c in zip(truth.T, chances.T, strict=True)]
     assert found["loss"] == pytest.approx(np.mean(losses))
-    assert found["micro_f1"] > point_values(Scores.of(scorer.score_baseline(records)))["micro_f1"]
+    baseline = point_values(Scores.of(scorer.score_baseline(records)))
+    assert found["micro_f1"] > baseline["micro_f1"]
+    assert baseline["auroc"] == baseline["balanced_accuracy"] == 0.5
 
 
 def test_lists_in_json_are_the_same_as_separated_text(table, tmp_path):
