@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pandas as pd
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.shared.digest import file_digest
-from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    RegistrationRecord,
+    TrainRecord,
+)
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tabular.learners import read_table
 from steadytrain.components.tabular.model import load
 
 from support.command import finish, kill_paused
@@ -59,6 +71,22 @@ def served(steadytrain, uri, source):
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def peak_of(pid):
+    """Return the most memory that a program or one of its children had, once all have ended."""
+    most, program = 0, psutil.Process(pid)
+    while True:
+        try:
+            every = [program, *program.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return most
+        if program.status() == psutil.STATUS_ZOMBIE:
+            return most
+        for each in every:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                most = max(most, each.memory_info().rss)
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -117,6 +145,42 @@ def test_killed_run_of_any_boosting_predicts_the_same(
     assert len(found["killed"]) == 569
     assert found["killed"] == found["quiet"]
     assert files["killed"] == files["quiet"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [LINEAR, ["training.max_steps=3"]], ids=["linear", "lightgbm"])
+def test_table_of_20000_columns_is_learned_in_little_memory_and_time(
+    model, start, steadytrain, tmp_path
+):
+    """Of genes or sensors, for example. A few columns tell the class."""
+    chance = np.random.default_rng(0)
+    values = chance.normal(size=(400, 20_000)).round(3)
+    frame = pd.DataFrame(values, columns=[f"c{place:05}" for place in range(20_000)])
+    signal = values[:, :5].sum(axis=1) + chance.normal(size=400) / 2
+    names = {f"s{place}": chance.choice(["low", "mid", "high"], 400) for place in range(20)}
+    target = {"target": np.where(signal > 0, "yes", "no")}
+    frame = pd.concat([frame, pd.DataFrame({**names, **target})], axis=1)
+    source = write_csv(tmp_path, frame)
+    began = time.monotonic()
+    # A linear model learns nothing from 320 records of that many columns.
+    running = start(source, "wide", *model, "gate.beat_baseline=false")
+    with ThreadPoolExecutor() as pool:
+        peak = pool.submit(peak_of, running.pid)
+        finish(running)
+        most = peak.result()
+    took = time.monotonic() - began
+    print(f"{took:.0f} s, {most / 2**30:.2f} GiB")
+    assert took < 300
+    assert most < 3 * 2**30
+    workspace = Workspace(steadytrain.output, "wide")
+    data = DataRecord.load(workspace.record("preprocess"))
+    assert len(read_table(data).features) == 20_020
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    assert evaluation.metrics["loss"].value > 0
+    registered = RegistrationRecord.load(workspace.record("promote"))
+    rows = frame.head(3).to_dict("records")
+    assert len(load(workspace.model).rows(rows)) == 3
+    assert registered.champion
 
 
 @pytest.mark.long
