@@ -305,8 +305,9 @@ class MultimodalEncoder:
                 )
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, [np.array(labels)], numbers=False)
-        allowed, text = self.data.allow_leaks, self.data.columns.text
-        return inferred(columns, target, allowed=allowed, text=text)
+        allowed, categories = self.data.allow_leaks, self.data.categories
+        text = self.data.columns.text
+        return inferred(columns, target, allowed=allowed, categories=categories, text=text)
 
     def _check(self, schema: Schema) -> None:
         kinds = {

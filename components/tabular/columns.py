@@ -36,6 +36,7 @@ _WORDS: Final = 4.0
 _SHOWN: Final = 3
 _MANY: Final = 10
 """Columns for which the same is said one by one."""
+_IDENTIFIES: Final = "every value is different, so it identifies a record"
 _ALLOW: Final = "name it in data.allow_leaks to learn from it"
 _SAME: Final = 1 - 1e-9
 """Correlation from which one number is a copy of another, or a multiple."""
@@ -181,6 +182,7 @@ def inferred(
     target: Target,
     *,
     allowed: Sequence[str] = (),
+    categories: Sequence[str] = (),
     text: str | None = None,
 ) -> Table:
     """Describe the columns of the training side.
@@ -188,26 +190,43 @@ def inferred(
     Args:
         columns: values by column, as JSON has them; None where there is none.
         allowed: columns to learn from although they identify a record or give the target away.
+        categories: columns whose values are categories, whatever they look like.
         text: the column that is text in any case, if there is one of that name; others may be, too.
 
     Raises:
-        DataError: an allowed column is not there.
+        DataError: an allowed column or one of categories is not there, or the latter is the text.
     """
-    if unknown := sorted({*allowed} - columns.keys()):
+    for field, names in (("allow_leaks", allowed), ("categories", categories)):
+        if unknown := sorted({*names} - columns.keys()):
+            raise DataError(
+                f"data.{field} names {unknown[0]!r}, and the data have no such column",
+                remedy=f"leave it out; the columns are {', '.join(sorted(columns))[:500]}",
+            )
+    if text in categories:
         raise DataError(
-            f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
-            remedy=f"leave it out; the columns are {', '.join(sorted(columns))[:500]}",
+            f"data.categories names {text!r}, which data.columns.text says is text",
+            remedy="leave it out of one of the two",
         )
     chance = _CHANCE / max(1, len(columns) * len(target.values))
     result = [
-        _column(name, values, target, None if name in allowed else chance, text=text)
+        _column(
+            *(name, values, target, None if name in allowed else chance),
+            of_categories=name in categories,
+            text=text,
+        )
         for name, values in sorted(columns.items())
     ]
     return Table(target=target.name, columns=result)
 
 
 def _column(
-    name: str, values: Values, target: Target, chance: float | None, *, text: str | None
+    name: str,
+    values: Values,
+    target: Target,
+    chance: float | None,
+    *,
+    of_categories: bool,
+    text: str | None,
 ) -> Column:
     """Describe a column.
 
@@ -221,7 +240,10 @@ def _column(
     numbers = numbers[rows]
     counts = Counter(map(str, present))
     allowed = chance is None
-    kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed, text=text)
+    if of_categories:
+        kind, reason, note = _category(present, numbers, counts, allowed=allowed)
+    else:
+        kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed, text=text)
     if kind and chance is not None:
         clues: NDArray[np.float64] | list[str]
         if kind == "number":
@@ -265,13 +287,9 @@ def _kind(
     text: str | None,
 ) -> tuple[Kind | None, str, str]:
     """Return the kind of a column, or None and why it is not learned from, and what is odd."""
-    if not present:
-        return None, "every value is missing", ""
     odd = np.flatnonzero(np.isnan(numbers)).tolist()
-    if any(isinstance(present[index], list | dict) for index in odd):
-        return None, "it has lists or mappings", ""
-    if len(counts) == 1:
-        return None, f"every value is {next(iter(counts))[:40]!r}", ""
+    if reason := _nothing(present, counts, odd):
+        return None, reason, ""
     if name == text:
         return "text", "", ""
     different = len(counts) == len(present) >= FEW
@@ -284,6 +302,30 @@ def _kind(
             return None, f"it numbers the records; {_ALLOW}", ""
         return "number", "", ""
     return _other_kind(present, counts, other, different=different and not allowed)
+
+
+def _category(
+    present: Values, numbers: NDArray[np.float64], counts: Mapping[str, int], *, allowed: bool
+) -> tuple[Kind | None, str, str]:
+    """Return the same as `_kind` of a column whose values are categories."""
+    if reason := _nothing(present, counts, np.flatnonzero(np.isnan(numbers)).tolist()):
+        return None, reason, ""
+    if not allowed and len(counts) == len(present) >= FEW:
+        return None, f"{_IDENTIFIES}; {_ALLOW}", ""
+    return "category", "", ""
+
+
+def _nothing(present: Values, counts: Mapping[str, int], odd: Sequence[int]) -> str:
+    """Return why nothing can be learned from a column of any kind; "" if something can.
+
+    Args:
+        odd: places of the values that are not numbers.
+    """
+    if not present:
+        return "every value is missing"
+    if any(isinstance(present[index], list | dict) for index in odd):
+        return "it has lists or mappings"
+    return f"every value is {next(iter(counts))[:40]!r}" if len(counts) == 1 else ""
 
 
 def _other_kind(
@@ -309,7 +351,7 @@ def _other_kind(
     if words >= _WORDS and len(counts) > len(present) / 2:
         return "text", "", ""
     if different:
-        why = f"every value is different, so it identifies a record; {_ALLOW}"
+        why = f"{_IDENTIFIES}; {_ALLOW}"
         return None, f"{why}. It {odd}" if odd else why, ""
     return "category", "", odd and f"{odd}; all its values are learned as categories"
 

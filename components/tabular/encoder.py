@@ -126,7 +126,8 @@ class TableEncoder:
         names.pop(self.data.columns.weight or "", None)
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, self.truths(labels), numbers=not self.labeled)
-        description = inferred(columns, target, allowed=self.data.allow_leaks)
+        allowed, categories = self.data.allow_leaks, self.data.categories
+        description = inferred(columns, target, allowed=allowed, categories=categories)
         if not description.features:
             raise DataError(
                 "no column can be learned from: "

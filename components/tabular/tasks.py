@@ -42,8 +42,8 @@ _READS: Final = field_names(
         "logging_steps eval_steps save_strategy save_steps save_total_limit save_keep_every "
         "metric_for_best_model greater_is_better early_stopping_patience early_stopping_threshold",
         "data": "task source validation_source test_source splits format csv suffixes exclude "
-        "columns target features allow_leaks labels parts max_record_bytes max_bad_share "
-        "validation_share test_share split_salt",
+        "columns target features categories allow_leaks labels parts max_record_bytes "
+        "max_bad_share validation_share test_share split_salt",
         "data.columns": "group slice weight",
     }
 )

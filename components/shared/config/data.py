@@ -36,6 +36,7 @@ _READERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "task_options": ((), "has no options"),
     "target": (_WITH_TARGET, _NO_TABLE),
     "features": (_TABLES, _NO_TABLE),
+    "categories": (_TABLES, _NO_TABLE),
     "allow_leaks": (_TABLES, _NO_TABLE),
     "images": ((*IMAGES, *MULTIMODAL), "reads no images"),
     "series": (SERIES, "forecasts no series"),

@@ -121,6 +121,11 @@ class DataFields(Section):
     )
     images: ImagesConfig = ImagesConfig()
     series: SeriesConfig = SeriesConfig()
+    categories: Annotated[list[str], IfSet()] = Field(
+        [],
+        description="Only for tables: columns whose values are categories although they look like "
+        "numbers or dates, such as postal codes.",
+    )
     allow_leaks: Annotated[list[str], IfSet()] = Field(
         [],
         description="Only for tables: columns to learn from although they identify a record, or "

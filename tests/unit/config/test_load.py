@@ -483,6 +483,7 @@ def test_what_an_override_takes_back_is_named(caplog, overrides, said):
         ("task_options", {"x": 1}, "has no options"),
         ("target", "y", "does not learn from the columns of a table"),
         ("features", ["x"], "does not learn from the columns of a table"),
+        ("categories", ["x"], "does not learn from the columns of a table"),
         ("allow_leaks", ["x"], "does not learn from the columns of a table"),
         ("images", {"size": 8}, "reads no images"),
         ("series", {"horizon": 2}, "forecasts no series"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import statsmodels.datasets
 
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tabular.columns import Target, inferred
 from steadytrain.components.tabular.model import is_missing, numbers_of, plain_number
 
@@ -48,6 +49,25 @@ def cycled(*values):
 def test_kind_is_that_of_all_values(values, kind):
     found = column(values)
     assert (found.kind, found.reason) == (kind, "")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        cycled(10115, 20095.0, 80331, None, 10115),
+        cycled("10115", "20095", "?"),
+        cycled("2024-01-31", "2023-12-01", "2024-02-29"),
+        [f"a text of many words number {row or 1}" for row in range(ROWS)],
+    ],
+)
+def test_named_columns_are_categories_whatever_they_look_like(values):
+    assert column(values).kind != "category"
+    assert column(values, categories=["x"]).kind == "category"
+    assert column(range(ROWS), categories=["x"]).reason.startswith("every value is different")
+    assert column(range(ROWS), categories=["x"], allowed=["x"]).kind == "category"
+    assert column([3] * ROWS, categories=["x"]).reason == "every value is '3'"
+    with pytest.raises(DataError, match=r"'x', which data\.columns\.text says is text"):
+        column(values, categories=["x"], text="x")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sklearn import ensemble, neighbors
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tabular.learners import read_side
+from steadytrain.components.tabular.learners import read_side, read_table
 from steadytrain.components.tabular.model import load
 
 from support.tables import REGRESSION, prepared, shipped
@@ -268,6 +268,38 @@ def test_neighbors_are_those_of_scikit_learn(tables, tmp_path, name, weights):
     counts = np.bincount(learner.targets.astype(int)) + 1
     votes = 7 * alone.predict_proba(rows) + counts / counts.sum()
     np.testing.assert_allclose(np.exp(found), votes / 8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["linear", "lightgbm", "xgboost", "catboost", "mlp"])
+def test_numbers_that_are_codes_are_learned_as_categories(tmp_path, family):
+    chance = np.random.default_rng(0)
+    codes = chance.integers(1, 9, 900)
+    effect = chance.permutation(np.linspace(-2, 2, 9))[codes]
+    target = np.where(chance.random(900) < 1 / (1 + np.exp(-effect)), "yes", "no")
+    # Equal records would be on one side of the split.
+    noise = chance.random(900)
+    records = [
+        {"code": int(n), "noise": other, "target": one}
+        for n, other, one in zip(codes, noise, target, strict=True)
+    ]
+    as_number = prepared(tmp_path, records)
+    table = prepared(tmp_path, records, "data.categories=[code]")
+    assert [read_table(data).features for _, data in (as_number, table)] == [
+        {"code": "number", "noise": "number"},
+        {"code": "category", "noise": "number"},
+    ]
+    rounds = {"rounds_per_step": 30} if family in ("lightgbm", "xgboost", "catboost") else {}
+    steps = {"linear": 1, "mlp": 30}.get(family, 2)
+    model = exported(learn(made(table, family, **rounds), steps), tmp_path / "model")
+    mixed = (1, 2, "3", 4.0, 5, "6", 7, 8)
+    at = np.linspace(0.02, 0.98, 20).tolist()
+    found = model.outputs([{"code": code, "noise": x} for code in mixed for x in at])
+    again = model.outputs([{"code": str(code), "noise": x} for code in range(1, 9) for x in at])
+    np.testing.assert_array_equal(found, again)
+    # A probability of its own for each code, in no order.
+    shares = [np.mean(target[codes == code] == "yes") for code in range(1, 9)]
+    chances = np.exp(found) / np.exp(found).sum(axis=1, keepdims=True)
+    assert np.corrcoef(chances[:, 1].reshape(8, -1).mean(axis=1), shares)[0, 1] > 0.95
 
 
 def test_rare_categories_of_histogram_boosting_count_as_missing(tmp_path):
