@@ -15,7 +15,8 @@ _READS: Final = field_names(
         "model": "framework base revision config tokenizer vocab_size dropout fusion",
         "data": "task source validation_source test_source splits format csv exclude columns "
         "target features categories allow_leaks labels images sequence_length "
-        "near_duplicate_threshold max_record_bytes max_bad_share validation_share test_share split_salt",
+        "near_duplicate_threshold max_record_bytes max_bad_share validation_share test_share "
+        "split_salt",
         "data.columns": "text image group slice",
     }
 )

@@ -36,7 +36,7 @@ _COPIES: Final = 4
 class SeriesPlan:
     """Everything that `steadytrain plan` reports of time series.
 
-    series, rows: of the training side.
+    series, rows: of the training side; an ensemble also learns from the validation side.
     rows_from: where these numbers come from.
     features: numbers that a model reads to forecast; 0 if it reads the values alone.
     parameters: weights of a network; 0 for other models.

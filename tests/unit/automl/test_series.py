@@ -23,6 +23,7 @@ from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.plan import plan
 from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.results import best_config
+from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.automl.unit_scores import forecasts_of, out_of_fold
 from steadytrain.components.series.errors import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
@@ -200,6 +201,28 @@ def test_forecasts_by_a_packages_own_framework_are_trained_as_in_the_search(tmp_
     assert (best.model.framework, best.training.max_steps) == ("pytorch", 300)
     assert best.training.early_stopping_patience == 3
     assert (best.gate.promised, best.gate.compared) == (1.2, 1)
+
+
+def test_time_is_kept_for_a_winner_that_learns_twice(tmp_path):
+    firms().to_csv(tmp_path / "table.csv", index=False)
+    given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
+    config, _ = searched("", {**given, "automl.budget.hours": 1, "output": str(tmp_path)})
+    series = as_automl(config)
+    data = series.data.model_copy(update={"task": "tabular_regression"})
+    # After the first unit, which waits for the data, those of the network learn for 100 s.
+    trials = [
+        Trial(n, {}, 1, status="finished", began=2.0 * (n > 0), wall=102.0 if n > 2 else 2.0)
+        for n in range(6)
+    ]
+    history = SimpleNamespace(trials=trials, running={})
+    costs = [("seasonal_naive", 1.0), ("series_network", 1e3)]
+
+    def ends(search):
+        limit = TimeLimit(search, history, lambda: costs, lambda: [1])
+        return next(second for second in range(3600) if limit.out_of_time(second))
+
+    once = ends(series.model_copy(update={"data": data}))
+    assert once - ends(series) == pytest.approx(100 * 3 / 2, abs=1)
 
 
 def test_a_packages_own_framework_is_in_no_ensemble_of_forecasts(monkeypatch):
