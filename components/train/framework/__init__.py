@@ -72,7 +72,7 @@ class LearnerTrainer:
         policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
         lease, agent = (leased.lease, leased.agent) if leased else (None, None)
         here = config
-        if getattr(self.learner, "on_cpu", config.data.task in self.on_cpu):
+        if getattr(self.learner, "on_cpu", config.data.task in self.on_cpu) is True:
             # The attempt names no GPU of this machine.
             compute = config.compute.model_copy(update={"device": CPU})
             here = config.model_copy(update={"compute": compute})

@@ -225,6 +225,15 @@ def test_list_of_images_that_cannot_work_is_refused(preset, value, message):
     assert "data.columns.image" in str(caught.value)
 
 
+def test_class_that_is_written_as_missing_is_a_defect_as_in_a_table():
+    data = mixed_config(Path("data/x.csv")).data
+    row = {"note": "a text", data.target: "?"}
+    with pytest.raises(Defect, match="'\\?', which counts as missing"):
+        MultimodalEncoder(data).read(row)
+    named = data.model_copy(update={"labels": ["?", "other"]})
+    assert MultimodalEncoder(named).read(row).label == "?"
+
+
 def test_image_beside_the_column_that_is_named_is_refused():
     encoder = MultimodalEncoder(mixed_config(Path("data/x.csv"), "data.columns.image=one").data)
     row = {"kind": "a", "one": written(noise(1)[0]), "two": written(noise(1)[0])}
