@@ -25,7 +25,7 @@ from steadytrain.components.automl.calibration import (
 from steadytrain.components.automl.design import SearchDesign, planned
 from steadytrain.components.automl.ensemble import ROUNDS, Limit, OutOfFold, chosen
 from steadytrain.components.automl.explanation import Explanation, explanation_of
-from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio_of
+from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.unit_scores import (
     SETS,
     artifacts_of,
@@ -181,7 +181,7 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
     """Return the board after so many records of the log. It is written and read in turn."""
     del records
     limits = study.config.automl.constraints
-    _, skipped = portfolio_of(study.config)
+    _, skipped = portfolio(study.config)
     skipped |= planned(study.history.queued)[1]
     rows, tables, explained = list[Row](), list[pa.Table](), list[list[Explained]]()
     for _, row, parts in _trained(study.config, study.history, folder, skipped):

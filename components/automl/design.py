@@ -23,7 +23,7 @@ from steadytrain.components.automl.portfolio import (
     Configuration,
     Family,
     families,
-    portfolio_of,
+    portfolio,
 )
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.preprocess.inspection import has_records
@@ -116,7 +116,7 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             f"{unknown[0]!r}",
             remedy=f"use one of {', '.join(sorted(named))}",
         )
-    entries, skipped = portfolio_of(config)
+    entries, skipped = portfolio(config)
     if not entries:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise BadInput(
@@ -221,7 +221,7 @@ def first_configurations(config: RunConfig) -> list[Params]:
         DataError: the data cannot be divided into folds, or nothing can learn from them.
     """
     shortest, known = fold_sizes(config).shortest, families()
-    entries, _ = portfolio_of(config)
+    entries, _ = portfolio(config)
     judged = [replace(item, unfit=_unfit(known[item.family], shortest)) for item in entries]
     fit = [item for item in judged if not item.unfit]
     if not fit:
@@ -325,23 +325,23 @@ class SearchDesign(Suggester):
 
     def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:  # noqa: ARG002
         index, fold = divmod(number, self.folds)
-        portfolio = self._portfolio
+        first_ones = self._portfolio
         if fold:
             first = self._history.trials[index * self.folds].params
             return {**first, _FOLD: fold}
         if number + self.folds > self._budget:
             # Without all its folds, it would be compared with nothing.
             return None
-        if index < len(portfolio):
-            configuration = portfolio[index]
+        if index < len(first_ones):
+            configuration = first_ones[index]
             return {**configuration.fields(self._families[configuration.family]), _FOLD: 0}
-        if index >= most_configurations(self._quality, len(portfolio), self._units):
+        if index >= most_configurations(self._quality, len(first_ones), self._units):
             return None
         settings = self._sampled(index)
         if settings is None:
             return None
         family, values = settings
-        kept = {name: it for name, it in portfolio[0].settings.items() if name == MONOTONE}
+        kept = {name: it for name, it in first_ones[0].settings.items() if name == MONOTONE}
         configuration = Configuration("", family, {**values, **kept})
         return {**configuration.fields(self._families[family]), _FOLD: 0}
 
@@ -450,7 +450,7 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
     """Return what describes a trial: its configuration and its fold."""
     known = families()
     names = {
-        value_digest(item.fields(known[item.family])): item.name for item in portfolio_of(config)[0]
+        value_digest(item.fields(known[item.family])): item.name for item in portfolio(config)[0]
     }
 
     def words(trial: Trial) -> str:
@@ -465,7 +465,7 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
 
 def shared_imports(config: RunConfig) -> list[str]:
     """Return the modules that all units of a search on this machine share."""
-    entries, _ = portfolio_of(config)
+    entries, _ = portfolio(config)
     known = families()
     frameworks = dict.fromkeys(known[item.family].framework for item in entries)
     return [

@@ -12,7 +12,7 @@ from steadytrain.components.automl.design import (
     most_configurations,
     planned,
 )
-from steadytrain.components.automl.portfolio import Configuration, families, portfolio_of
+from steadytrain.components.automl.portfolio import Configuration, families, portfolio
 from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.preprocess.inspection import first_rows
@@ -63,7 +63,7 @@ def plan(config: RunConfig) -> Plan:
         DataError: the data cannot be divided into folds.
     """
     known, unfit = planned(first_configurations(config))
-    _, skipped = portfolio_of(config)
+    _, skipped = portfolio(config)
     skipped |= unfit
     budget, folds, chosen = config.tune.budget, config.cross_validation.splits, config.automl
     most = most_configurations(chosen.quality, len(known), chosen.budget.units)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config import DataConfig, Dimension, RunConfig
+from steadytrain.components.shared.config import Dimension, RunConfig
 from steadytrain.components.shared.config.data_sections import SERIES, TABLES
-from steadytrain.components.shared.config.tune import AutoMLConstraints
 
 MONOTONE: Final = "monotone"
 """The one setting of `model.config` that a search takes from its user."""
@@ -42,6 +41,7 @@ class Family:
     reads_covariates: whether it learns from those of time series.
     least_times: how many times each series must have to learn from.
     monotone: whether its models keep `model.config.monotone`.
+    weighs: whether they count some records more than others, by a column or by class.
     """
 
     framework: str
@@ -57,6 +57,7 @@ class Family:
     reads_covariates: bool = True
     least_times: int = 1
     monotone: bool = False
+    weighs: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,44 +106,31 @@ def families() -> dict[str, Family]:
     return {name: plugins.load_as(plugins.FAMILIES, name, Family) for name in names}
 
 
-def portfolio_of(config: RunConfig) -> tuple[list[Configuration], dict[str, str]]:
-    """Return the portfolio of a search, and why configurations are left out, by name."""
-    return portfolio(config.automl.constraints, config.data, config.model.config.get(MONOTONE))
-
-
-def portfolio(
-    limits: AutoMLConstraints,
-    data: DataConfig | None = None,
-    monotone: Mapping[str, int] | None = None,
-) -> tuple[list[Configuration], dict[str, str]]:
-    """Return the configurations in their order, and why others are left out, by name.
-
-    Args:
-        data: what is predicted; None stands for any table.
-        monotone: how the outputs must change with columns. All configurations keep it.
-    """
+def portfolio(config: RunConfig) -> tuple[list[Configuration], dict[str, str]]:
+    """Return the portfolio of a search in its order, and why others are left out, by name."""
+    monotone = config.model.config.get(MONOTONE)
     kept = {MONOTONE: monotone} if monotone else {}
-    task = TABLES[0] if data is None else data.task
-    covariates = data is not None and bool(data.series.covariates)
     entries, skipped = list[tuple[int, Configuration]](), dict[str, str]()
     for family, item in families().items():
-        if task not in item.tasks:
+        if config.data.task not in item.tasks:
             continue
+        obstacle = _obstacle(item, config)
         for name, (index, settings) in item.entries.items():
             entries.append((index, Configuration(name, family, {**settings, **kept})))
-            if reason := _obstacle(item, limits, covariates=covariates, monotone=bool(kept)):
-                skipped[name] = reason
+            if obstacle:
+                skipped[name] = obstacle
     ordered = [item for _, item in sorted(entries, key=lambda pair: (pair[0], pair[1].name))]
     return [item for item in ordered if item.name not in skipped], skipped
 
 
-def _obstacle(
-    family: Family, limits: AutoMLConstraints, *, covariates: bool, monotone: bool
-) -> str:
-    if monotone and not family.monotone:
-        return "its models cannot keep model.config.monotone"
-    if covariates and not family.reads_covariates:
+def _obstacle(family: Family, config: RunConfig) -> str:
+    limits, data = config.automl.constraints, config.data
+    if data.series.covariates and not family.reads_covariates:
         return "it learns from no data.series.covariates"
+    if config.model.config.get(MONOTONE) and not family.monotone:
+        return "its models cannot keep model.config.monotone"
+    if (data.columns.weight or config.training.class_weights.on) and not family.weighs:
+        return "its models cannot weigh records"
     if family.package and importlib.util.find_spec(family.package) is None:
         return f"the package {family.package} is not installed"
     if limits.frameworks and family.framework not in limits.frameworks:
@@ -296,6 +284,7 @@ NEIGHBORS = Family(
     {"model_type": "knn"},
     {"nearest neighbors": (19, {"n_neighbors": 15, "weights": "distance"})},
     seconds=5.0,
+    weighs=False,
 )
 MLP = Family(
     "pytorch_tables",

@@ -19,7 +19,6 @@ from steadytrain.components.automl.portfolio import (
     Configuration,
     families,
     portfolio,
-    portfolio_of,
 )
 from steadytrain.components.automl.results import verdicts
 from steadytrain.components.automl.time_limit import UNIT_SECONDS
@@ -48,7 +47,7 @@ def loss(configuration):
 
 def searched(config, loss=loss, after=AFTER):
     """Let a search suggest and end all its units, one after another; return its configurations."""
-    known, _ = portfolio_of(config)
+    known, _ = portfolio(config)
     history = SimpleNamespace(queued=[item.as_plain() for item in known], trials=[], running={})
     design = SearchDesign(config, history, lambda place: loss(design.configurations[place]))
     for number in range((len(known) + after) * FOLDS):
@@ -60,7 +59,7 @@ def searched(config, loss=loss, after=AFTER):
 
 def by_optuna(known, place, config):
     """Ask Optuna's own TPE for the configuration at a place, given those before the last one."""
-    family = ("lightgbm", "xgboost")[(place - len(portfolio(config.automl.constraints)[0])) % 2]
+    family = ("lightgbm", "xgboost")[(place - len(portfolio(config)[0])) % 2]
     space = families()[family].space
     whole = {"num_leaves", "min_data_in_leaf", "max_depth"}
     # Optuna draws in the order of the names.
@@ -90,7 +89,7 @@ def test_monotone_outputs_are_kept_by_all_configurations_or_they_are_left_out(co
         update={"config": {"model_type": "lightgbm", "monotone": monotone}}
     )
     kept = config.model_copy(update={"model": model})
-    known, skipped = portfolio_of(kept)
+    known, skipped = portfolio(kept)
     assert {item.family for item in known} == {"lightgbm", "xgboost", "catboost", "hist_boosting"}
     assert all(
         item.fields(families()[item.family])["model.config"]["monotone"] == monotone
@@ -98,6 +97,15 @@ def test_monotone_outputs_are_kept_by_all_configurations_or_they_are_left_out(co
     )
     assert skipped["linear"] == "its models cannot keep model.config.monotone"
     assert {"dummy", "TabM", "nearest neighbors"} < skipped.keys()
+
+
+@pytest.mark.parametrize("field", ["data.columns.weight=w", "training.class_weights.kind=balanced"])
+def test_families_that_cannot_weigh_records_are_left_out_if_they_have_to(field):
+    given = ["data.source=[none.csv]", "data.target=y"]
+    assert "nearest neighbors" not in portfolio(load("tabular", given))[1]
+    assert portfolio(load("tabular", [*given, field]))[1] == {
+        "nearest neighbors": "its models cannot weigh records"
+    }
 
 
 @pytest.mark.slow

@@ -27,8 +27,7 @@ from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.automl.unit_scores import forecasts_of, out_of_fold
 from steadytrain.components.series.errors import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
-from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.tune import AutoMLConstraints
+from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tune.history import Trial
@@ -38,15 +37,16 @@ from support.series import FIRMS, firms, prepared
 from support.tables import write_csv
 
 FIELDS = {"data.series.time": "year", "data.series.column": "firm", "data.series.horizon": 2}
+TABLE = load("tabular", ["data.source=[t.csv]", "data.target=y"])
 
 
-def of_firms(**series):
-    given = {"column": "firm", "time": "year", "horizon": 2, **series}
-    return DataConfig(task="forecasting", source=["t.csv"], target="invest", series=given)
+def of_firms(*more):
+    data = ("data.source=[t.csv]", "data.target=invest", "data.series={}")
+    return load("series", [*data, *(f"{name}={it}" for name, it in FIELDS.items()), *more])
 
 
 def test_each_task_has_the_families_that_are_for_it():
-    series, skipped = portfolio(AutoMLConstraints(), of_firms())
+    series, skipped = portfolio(of_firms())
     assert [item.name for item in series] == [
         "seasonal naive",
         "Theta",
@@ -57,12 +57,12 @@ def test_each_task_has_the_families_that_are_for_it():
         "network",
     ]
     assert not skipped
-    tables, _ = portfolio(AutoMLConstraints())
+    tables, _ = portfolio(TABLE)
     assert not {item.family for item in series} & {item.family for item in tables}
-    only, left_out = portfolio(AutoMLConstraints(interpretable=True), of_firms())
+    only, left_out = portfolio(of_firms("automl.constraints.interpretable=true"))
     assert [item.name for item in only] == ["seasonal naive"]
     assert len(left_out) == 6
-    known, without = portfolio(AutoMLConstraints(), of_firms(covariates=["price"]))
+    known, without = portfolio(of_firms("data.series.covariates=[price]"))
     assert [item.name for item in known] == [DEFAULT, "LightGBM, few leaves", "network"]
     assert {*without.values()} == {"it learns from no data.series.covariates"}
     for item in series:
@@ -165,7 +165,7 @@ def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
     firms().to_csv(tmp_path / "table.csv", index=False)
     given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
     config, _ = searched("", {**given, "output": str(tmp_path / "output")})
-    known = {item.name: item for item in portfolio(AutoMLConstraints(), of_firms())[0]}
+    known = {item.name: item for item in portfolio(of_firms())[0]}
     trained = {"Theta": [1, 1, 1], "LightGBM, few leaves": [9, 4, 6], "network": [80, 40, 60]}
     rows = [Row(known[name], 1.0, 0.1, {}, 1.0, [], it, "") for name, it in trained.items()]
     found = Board(rows, weights, 1.0, 1.2, None, {})
@@ -194,7 +194,7 @@ def test_forecasts_by_a_packages_own_framework_are_trained_as_in_the_search(tmp_
     firms().to_csv(tmp_path / "table.csv", index=False)
     given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
     config, _ = searched("", {**given, "output": str(tmp_path / "output")})
-    known = {item.name: item for item in portfolio(AutoMLConstraints(), of_firms())[0]}
+    known = {item.name: item for item in portfolio(of_firms())[0]}
     row = Row(known["network"], 1.0, 0.1, {}, 1.0, [], [80, 40, 60], "")
     found = Board([row], {0: 1}, 1.0, 1.2, None, {})
     best = best_config(SimpleNamespace(config=as_automl(config)), found)
@@ -226,13 +226,13 @@ def test_time_is_kept_for_a_winner_that_learns_twice(tmp_path):
 
 
 def test_a_packages_own_framework_is_in_no_ensemble_of_forecasts(monkeypatch):
-    known, _ = portfolio(AutoMLConstraints(), of_firms())
-    assert alone_in(SimpleNamespace(data=of_firms()), known) == []
+    known, _ = portfolio(of_firms())
+    assert alone_in(of_firms(), known) == []
     own = {**families(), "odd": replace(families()["series_network"], framework="odd")}
     monkeypatch.setattr(board, "families", lambda: own)
     known.append(Configuration("odd", "odd", {}))
-    assert alone_in(SimpleNamespace(data=of_firms()), known) == [len(known) - 1]
-    assert alone_in(SimpleNamespace(data=DataConfig(source=["t.csv"])), known) == []
+    assert alone_in(of_firms(), known) == [len(known) - 1]
+    assert alone_in(TABLE, known) == []
 
 
 def numbered(times):

@@ -75,14 +75,14 @@ def search_with(*settings):
 
 
 def names_of(config):
-    return [item.name for item in portfolio(config.automl.constraints)[0][:8]]
+    return [item.name for item in portfolio(config)[0][:8]]
 
 
 def driven(config, log, machine, members=(1,), starting=0.0):
     def design(known, history):
         return SearchDesign(known, history, lambda _: None, lambda: members)
 
-    first = [item.as_plain() for item in portfolio(config.automl.constraints)[0][:8]]
+    first = [item.as_plain() for item in portfolio(config)[0][:8]]
     study = Study(config, log, first=lambda: first, design=design)
     machine.now += starting
     drive(study, machine, Quiet(), lambda: None, poll_seconds=0)
@@ -101,7 +101,7 @@ def whole(study):
 
 def predictable(config):
     """Return what a unit of each configuration takes, as its family's costs predict."""
-    known = [item.family for item in portfolio(config.automl.constraints)[0]]
+    known = [item.family for item in portfolio(config)[0]]
     return lambda place: BESIDE + 0.1 * families()[known[place]].seconds
 
 
