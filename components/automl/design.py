@@ -33,6 +33,7 @@ from steadytrain.components.shared.config.tune import (
     FOLDS,
     REPEATS,
     AblationConfig,
+    AutoMLBudget,
     Quality,
     TuneConfig,
 )
@@ -127,7 +128,8 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     folds = _FOLDS_IN_TIME if ordered else FOLDS[quality]
     repeats = 1 if ordered else chosen.repeats or _repeats(config, quality)
     first = min(_FAST, len(entries)) if quality == "fast" else len(entries)
-    units = chosen.budget.units or int(most_configurations(quality, first)) * folds * repeats
+    units = _units(chosen.budget, folds * repeats)
+    units = units or int(most_configurations(config, first)) * folds * repeats
     if units < folds * repeats:
         raise BadInput(
             f"automl.budget.units = {units}: a configuration is trained {folds * repeats} times, "
@@ -180,14 +182,25 @@ def _check_monotone(config: RunConfig) -> None:
         )
 
 
-def most_configurations(quality: Quality | None, first: int, units: int | None = None) -> float:
-    """Return how many configurations a search compares at most.
+def most_configurations(config: RunConfig, first: int) -> float:
+    """Return how many configurations a search compares at most, if its budget does not say it.
 
     Args:
         first: configurations of its portfolio.
-        units: those that are asked for, which limit it instead of the quality.
     """
-    return math.inf if units else 2 * first if quality == "best" else first
+    if config.automl.budget.units or config.automl.budget.trials:
+        return math.inf
+    return 2 * first if config.automl.quality == "best" else first
+
+
+def _units(budget: AutoMLBudget, each: int) -> int | None:
+    """Return the units that a budget asks for, if it does.
+
+    Args:
+        each: units of a configuration.
+    """
+    asked = [budget.units, budget.trials and budget.trials * each]
+    return min(filter(None, asked), default=None)
 
 
 def _repeats(config: RunConfig, quality: Quality) -> int:
@@ -258,7 +271,7 @@ class SearchDesign(Suggester):
     ) -> None:
         self.folds, self._seed = config.cross_validation.splits, config.tune.seed
         self._history, self._score = history, score
-        self._units, self._quality = config.automl.budget.units, config.automl.quality
+        self._config = config
         self._budget = config.tune.budget.trials
         self._families = families()
         self._most_memory = _memory_of_a_unit(config)
@@ -275,7 +288,7 @@ class SearchDesign(Suggester):
         return self._time.overdue(trial, elapsed, since_prepared)
 
     def expected(self, elapsed: float) -> tuple[int, float] | None:
-        most = most_configurations(self._quality, len(self._portfolio), self._units) * self.folds
+        most = most_configurations(self._config, len(self._portfolio)) * self.folds
         return self._time.expected(int(min(most, self._budget)), elapsed)
 
     @property
@@ -335,7 +348,7 @@ class SearchDesign(Suggester):
         if index < len(first_ones):
             configuration = first_ones[index]
             return {**configuration.fields(self._families[configuration.family]), _FOLD: 0}
-        if index >= most_configurations(self._quality, len(first_ones), self._units):
+        if index >= most_configurations(self._config, len(first_ones)):
             return None
         settings = self._sampled(index)
         if settings is None:

@@ -65,8 +65,8 @@ def plan(config: RunConfig) -> Plan:
     known, unfit = planned(first_configurations(config))
     _, skipped = portfolio(config)
     skipped |= unfit
-    budget, folds, chosen = config.tune.budget, config.cross_validation.splits, config.automl
-    most = most_configurations(chosen.quality, len(known), chosen.budget.units)
+    budget, folds = config.tune.budget, config.cross_validation.splits
+    most = most_configurations(config, len(known))
     units = int(min(budget.trials // folds, most)) * folds
     try:
         preview = preview_folds(with_fold(config, 0))

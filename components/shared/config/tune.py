@@ -380,6 +380,13 @@ class AutoMLBudget(Section):
         "configuration begins only if all its folds fit. None means as many as the quality asks "
         "for.",
     )
+    trials: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Number of configurations, each on all folds. None means as many as the units "
+        "or the quality ask for.",
+    )
     hours: float | None = Field(
         None,
         gt=0,

@@ -403,6 +403,20 @@ def test_search_without_a_winner_says_which_limits_its_models_miss(monkeypatch, 
         won(study, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("limits", "units"),
+    [
+        (["automl.budget.trials=3"], 12),
+        (["automl.budget.trials=3", "automl.repeats=2"], 24),
+        (["automl.budget.trials=3", "automl.budget.units=100"], 12),
+        (["automl.budget.trials=30", "automl.budget.units=100"], 100),
+        ([], 32),
+    ],
+)
+def test_budget_counts_configurations_or_units(limits, units):
+    assert search_with(*limits).tune.budget.trials == units
+
+
 def test_units_that_are_too_few_for_one_configuration_are_refused():
     with pytest.raises(BadInput, match=r"units = 3: a configuration is trained 4 times") as few:
         search_with("automl.budget.units=3")
