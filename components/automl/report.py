@@ -177,32 +177,39 @@ def _settings(row: Row) -> str:
 
 
 def _quality_by_latency(board: Board) -> Figure:
-    """Draw the loss of each configuration by its latency, and a line through the Pareto front."""
-    ordered = sorted(board.rows, key=lambda row: (row.latency_ms, row.score))
-    front, lowest = list[tuple[float, float]](), float("inf")
-    for row in ordered:
-        if row.score < lowest:
-            front += [(row.latency_ms, lowest)] if front else []
-            front.append((row.latency_ms, row.score))
-            lowest = row.score
-    dots = [
-        Series(
+    """Draw losses by latency, and a line through the Pareto front.
+
+    An ensemble, which takes as long as its members together, is a point like each configuration.
+    """
+    points = [
+        (
+            row.latency_ms,
+            row.score,
+            row.configuration.name,
             "trial failed"
             if row.missed
             else "trial best"
             if index in board.weights
             else "trial finished",
-            dots=[
-                (
-                    (row.latency_ms, row.score),
-                    f"{row.configuration.name}: loss {number(row.score)}, "
-                    f"{number(row.latency_ms)} ms",
-                )
-            ],
         )
         for index, row in enumerate(board.rows)
     ]
-    on_front = [row.configuration.name for row in ordered if (row.latency_ms, row.score) in front]
+    if len(board.weights) > 1:
+        latency = sum(board.rows[index].latency_ms for index in board.weights)
+        points.append((latency, board.score, "the ensemble", "trial best"))
+    front, on_front = list[tuple[float, float]](), list[str]()
+    for latency, loss, name, _ in sorted(points):
+        if not front or loss < front[-1][1]:
+            front += [(latency, front[-1][1])] if front else []
+            front.append((latency, loss))
+            on_front.append(name)
+    dots = [
+        Series(
+            kind,
+            dots=[((latency, loss), f"{name}: loss {number(loss)}, {number(latency)} ms")],
+        )
+        for latency, loss, name, kind in points
+    ]
     return Figure(
         "Loss by time for a record",
         scatter(

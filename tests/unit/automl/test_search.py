@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -20,8 +21,10 @@ from steadytrain.components.automl.portfolio import (
     families,
     portfolio,
 )
+from steadytrain.components.automl.report import _quality_by_latency
 from steadytrain.components.automl.results import verdicts
 from steadytrain.components.automl.time_limit import UNIT_SECONDS
+from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import Interval
@@ -229,6 +232,21 @@ def test_board_says_whether_the_winner_is_better_than_lightgbm(better, skipped, 
     found = Board([row], {0: 1}, 1.0, 1.1, better, skipped)
     words = dict(verdicts(found))["better than default LightGBM by more than chance?"]
     assert words.startswith(said)
+
+
+def measured(name, latency, score):
+    one = Artifact(latency_p50_ms=latency, latency_p99_ms=latency, memory_mb=1.0, size_mb=1.0)
+    return Row(Configuration(name, "linear", {}), score, 0.1, {}, 1.0, [one], [1], "")
+
+
+def test_pareto_front_has_the_ensemble_too():
+    rows = [measured("a", 3.0, 0.4), measured("b", 1.0, 0.5), measured("c", 2.0, 0.6)]
+    board = Board(rows, {0: 1, 1: 2}, 0.3, 0.35, None, {})
+    figure = _quality_by_latency(board)
+    assert "The line is the Pareto front: b, a, the ensemble." in figure.caption
+    assert "the ensemble: loss 0.3000, 4 ms" in figure.svg
+    alone = _quality_by_latency(dataclasses.replace(board, weights={0: 1}))
+    assert "The line is the Pareto front: b, a." in alone.caption
 
 
 @pytest.mark.slow
