@@ -33,6 +33,8 @@ _MOST = 1e300
 """The largest number. Sums of larger ones are infinite."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
+_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]{0,14}))\.0+")
+"""A whole number that a data frame wrote to CSV as a fraction, since its column has gaps."""
 _NUMBERS = re.compile(r"(?:[+-]?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\n)+")
 """Numbers in their usual form, one in each line."""
 _EPOCH = datetime(1970, 1, 1)
@@ -342,7 +344,8 @@ class Preparation:
 
 def _codes_of(levels: Sequence[str]) -> dict[str, int]:
     """Return the place of each category."""
-    return {level: index for index, level in enumerate(levels)}
+    # Models of earlier versions have both 3 and 3.0. The most frequent one stands for both.
+    return {level_of(level): index for index, level in reversed([*enumerate(levels)])}
 
 
 def level_of(value: Any) -> str:
@@ -351,6 +354,8 @@ def level_of(value: Any) -> str:
         # Data frames turn the whole numbers of a column with gaps into fractions.
         return str(int(value))
     text = str(value)
+    if whole := _WHOLE.fullmatch(text):
+        return str(int(whole[1]))
     return text.lower() if text.casefold() in ("true", "false") else text
 
 

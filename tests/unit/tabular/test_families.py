@@ -291,7 +291,7 @@ def test_numbers_that_are_codes_are_learned_as_categories(tmp_path, family):
     rounds = {"rounds_per_step": 30} if family in ("lightgbm", "xgboost", "catboost") else {}
     steps = {"linear": 1, "mlp": 30}.get(family, 2)
     model = exported(learn(made(table, family, **rounds), steps), tmp_path / "model")
-    mixed = (1, 2, "3", 4.0, 5, "6", 7, 8)
+    mixed = (1, 2, "3", 4.0, 5, "6", "7.0", 8)
     at = np.linspace(0.02, 0.98, 20).tolist()
     found = model.outputs([{"code": code, "noise": x} for code in mixed for x in at])
     again = model.outputs([{"code": str(code), "noise": x} for code in range(1, 9) for x in at])

@@ -124,6 +124,20 @@ def test_number_may_have_any_type_of_number(number):
     assert np.isnan(made.matrix([{"size": np.float32("nan"), "code": None}])).all()
 
 
+def test_whole_number_is_one_category_however_a_data_frame_wrote_it():
+    made = Preparation({"code": "category"})
+    made.fit([{"code": code} for code in ("3.0", "3", "3.0", "-2.00", "1.10", "03", "0.0", "-0.0")])
+    assert made.levels["code"] == ["3", "0", "-2", "03", "1.10"]
+    served = [3, 3.0, "3", "3.0", -2, "0", "1.10", "03", "3.10"]
+    codes = made.matrix([{"code": code} for code in served])[:, 0].tolist()
+    assert codes[:8] == [0, 0, 0, 0, 2, 1, 4, 3]
+    assert math.isnan(codes[8])
+    assert made.unseen([{"code": code} for code in served]) == {"code": 1}
+    earlier = Preparation({"code": "category"}, {"code": ["2.0", "3", "2"]})
+    codes = earlier.matrix([{"code": code} for code in (2, "2", "2.0", 3)])
+    assert codes.tolist() == [[0], [0], [0], [1]]
+
+
 def test_number_is_as_large_as_text_and_as_a_number():
     assert math.isnan(plain_number(1e305))
     assert math.isnan(plain_number("1e305"))
