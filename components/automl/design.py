@@ -120,8 +120,9 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     entries, skipped = portfolio(config)
     if not entries:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        monotone = " and model.config.monotone" if config.model.config.get(MONOTONE) else ""
         raise BadInput(
-            f"automl.constraints leave no configuration: {reasons}",
+            f"automl.constraints{monotone} leave no configuration: {reasons}",
             remedy="relax them, or install the packages",
         )
     ordered = config.data.task in SERIES
@@ -179,6 +180,12 @@ def _check_monotone(config: RunConfig) -> None:
         raise BadInput(
             f"model.config.monotone = {given!r:.200}: it does not map columns to 1 or -1",
             remedy="write {column: 1} for outputs that rise with the column, or -1",
+        )
+    task = config.data.task
+    if given and not any(item.monotone for item in families().values() if task in item.tasks):
+        raise BadInput(
+            f"model.config.monotone = {given!r:.200}: no family of models for {task} keeps it",
+            remedy="leave it out",
         )
 
 

@@ -199,8 +199,8 @@ def inferred(
     for field, names in (("allow_leaks", allowed), ("categories", categories)):
         if unknown := sorted({*names} - columns.keys()):
             raise DataError(
-                f"data.{field} names {unknown[0]!r}, and the data have no such column",
-                remedy=f"leave it out; the columns are {', '.join(sorted(columns))[:500]}",
+                f"data.{field} names {unknown[0]!r}, which is no column to learn from",
+                remedy=f"leave it out; these columns are {', '.join(sorted(columns))[:500]}",
             )
     if text in categories:
         raise DataError(

@@ -152,7 +152,9 @@ def _study_problems(config: RunConfig, *, doubtful: bool) -> Iterator[Problem]:
             yield Problem(
                 f"{section}.budget.usd",
                 shown(usd),
-                "the price of an hour is unknown",
+                "the price of an hour is unknown"
+                if config.compute.price_per_hour is None
+                else "an hour costs nothing, so it limits nothing",
                 "set compute.price_per_hour; `steadytrain plan` shows the prices that it knows",
             )
     if config.tune.space:

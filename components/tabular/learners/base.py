@@ -190,10 +190,12 @@ class TableLearner:
         names, kinds = self.preparation.columns, self.preparation.kinds
         result = np.zeros(len(names), int)
         for name, sign in (given if isinstance(given, dict) else {"": given}).items():
-            if kinds.get(name) != "number" or sign not in (1, -1) or isinstance(sign, bool):
+            of_numbers = kinds.get(name) == "number"
+            if not of_numbers or sign not in (1, -1) or isinstance(sign, bool):
+                wrong = f"{name!r} is no column of numbers to learn from"
                 raise BadInput(
-                    f"model.config.monotone = {given!r}: it does not map a column of numbers to 1 "
-                    "or -1",
+                    f"model.config.monotone = {given!r}: "
+                    + ("it does not map columns to 1 or -1" if of_numbers or not name else wrong),
                     remedy="write {column: 1} for outputs that rise with the column, or -1",
                 )
             result[self.preparation.places[name]] = sign

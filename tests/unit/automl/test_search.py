@@ -132,6 +132,17 @@ def test_monotone_outputs_that_are_none_are_refused_before_any_unit(monotone):
         as_automl(given)
 
 
+def test_monotone_outputs_that_no_family_keeps_are_refused_by_name():
+    rising = {"model_type": "lightgbm", "monotone": {"x": 1}}
+    given = load("series", {"data.series.covariates": ["x"], "model.config": rising})
+    with pytest.raises(BadInput, match=r"monotone = {'x': 1}: no family of models for forecasting"):
+        as_automl(given)
+    limits = {"automl.constraints.interpretable": True, "model.config": rising}
+    given = load("tabular", {"data.source": ["none.csv"], "data.target": "y", **limits})
+    with pytest.raises(BadInput, match=r"automl\.constraints and model\.config\.monotone leave no"):
+        as_automl(given)
+
+
 def table(folder, rows=40, columns=2):
     names = [f"c{number}" for number in range(columns)]
     lines = [",".join([*names, "y"])]
@@ -175,6 +186,8 @@ def test_limit_on_the_cost_needs_a_price(section):
         ConfigError, match=rf"{section}\.budget\.usd = 1\.5: the price of an hour is"
     ):
         load("tabular", given)
+    with pytest.raises(ConfigError, match="an hour costs nothing, so it limits nothing"):
+        load("tabular", {**given, "compute.price_per_hour": 0})
     assert load("tabular", {**given, "compute.price_per_hour": 2}).compute.price_per_hour == 2
 
 

@@ -138,6 +138,11 @@ def test_target_with_spaces_and_a_group(tmp_path):
             ["data.categories=[z]"],
             "data.categories names 'z'",
         ),
+        (
+            [{"x": row % 3, "target": row % 2} for row in range(100)],
+            ["data.categories=[target]"],
+            "data.categories names 'target', which is no column to learn from",
+        ),
         ([{"x": row, "target": 1.5} for row in range(100)], [REGRESSION], "nothing to learn"),
         (
             [{"x": row % 3, "target": ("", 1)[row % 2]} for row in range(100)],

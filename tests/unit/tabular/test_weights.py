@@ -210,8 +210,8 @@ def test_outputs_are_monotone_in_the_columns_that_are_named(tmp_path, family, ki
 @pytest.mark.parametrize(
     ("family", "monotone", "message"),
     [
-        ("lightgbm", {"z": 1}, "model.config.monotone = {'z': 1}"),
-        ("xgboost", {"x": 2}, "model.config.monotone = {'x': 2}"),
+        ("lightgbm", {"x": 1, "z": 1}, "'z': 1}: 'z' is no column of numbers to learn from"),
+        ("xgboost", {"x": 2}, "model.config.monotone = {'x': 2}: it does not map columns"),
         ("catboost", {"x": True}, "model.config.monotone = {'x': True}"),
         ("hist_boosting", [1, 0], "model.config.monotone = [1, 0]"),
         ("random_forest", {"x": 1}, "random_forest has no such setting"),
