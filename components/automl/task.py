@@ -50,6 +50,8 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
     lists = sum(isinstance(value, list) for value in values)
     if 2 * lists > len(values):
         return TABULAR_MULTI_LABEL, f"{target} has lists in {lists:,} of {len(values):,} records"
+    if config.labels:
+        return "tabular_classification", "data.labels names its classes"
     numbers = [plain_number(value) for value in values]
     other = [value for value, number in zip(values, numbers, strict=True) if math.isnan(number)]
     different = len(set(map(level_of, values)))
@@ -79,7 +81,7 @@ def _values(config: DataConfig, target: str) -> list[Any]:
             if isinstance(row, Defect):
                 continue
             names |= dict.fromkeys(row)
-            if not is_missing(row.get(target)):
+            if not is_missing(row.get(target)) or row.get(target) in (config.labels or ()):
                 values.append(row[target])
     if not rows:
         raise no_records(config)

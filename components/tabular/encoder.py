@@ -169,7 +169,7 @@ class LabelSetTableEncoder(TableEncoder):
 
     def label_of(self, row: Mapping[str, Any]) -> str:
         if not isinstance(self.data.target, list):
-            check_given(row, self.target, self.data.labels)
+            check_given(row, self.target, self.data.labels, self.data.label_separator)
             return written_labels(row, self.target, self.data)
         return json.dumps(
             sorted(name for name in self.data.target if _has(row, name)), ensure_ascii=False
@@ -207,13 +207,22 @@ class NumberTableEncoder(TableEncoder):
         return LabeledRows(number_target, _values)
 
 
-def check_given(row: Mapping[str, Any], column: str, labels: Sequence[str] | None) -> None:
+def check_given(
+    row: Mapping[str, Any],
+    column: str,
+    labels: Sequence[str] | None,
+    separator: str | None = None,
+) -> None:
     """Raise Defect if a class, or one of several labels, is a text that says that there is none.
 
     Args:
         labels: the only classes; such a text may be the name of one.
+        separator: of several labels in a text.
     """
     value = row.get(column)
+    if separator and isinstance(value, str):
+        # The whole text, too: n/a may have the separator.
+        value = [value, *(one.strip() for one in value.split(separator))]
     for one in value if isinstance(value, list) else [value]:
         # An empty text is refused anyway, or has no label.
         if isinstance(one, str) and one.strip() and is_missing(one) and one not in (labels or ()):

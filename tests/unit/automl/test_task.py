@@ -38,6 +38,15 @@ def test_task_follows_from_the_values_of_the_target(task, values, expected):
     assert task(values) == expected
 
 
+def test_labels_say_that_the_target_has_classes(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("x,y\n" + "".join(f"{row},{('none', '?')[row % 2]}\n" for row in range(50)))
+    found = task_of({"source": [str(path)], "target": "y", "labels": ["none", "?"]})
+    assert found == ("tabular_classification", "data.labels names its classes")
+    with pytest.raises(DataError, match="every value is missing"):
+        task_of({"source": [str(path)], "target": "y"})
+
+
 @pytest.mark.parametrize("form", ["1,{:03d}", "the text with number {}"])
 def test_different_values_that_are_not_numbers_are_an_error(task, form):
     with pytest.raises(DataError, match="300 of 300 values are different"):

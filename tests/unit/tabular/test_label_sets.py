@@ -254,7 +254,8 @@ def test_column_of_a_label_that_is_neither_0_nor_1_is_reported(tmp_path):
 def test_labels_that_are_written_as_missing_are_reported(tmp_path):
     for settings, written in (
         ((), ["?", ["hot", "NA"], "null"]),
-        (("data.label_separator=;",), ["?", "n/a", "None"]),
+        (("data.label_separator=;",), ["?", "n/a", "None", "hot; NA"]),
+        (("data.label_separator=/",), ["n/a", "hot/?"]),
     ):
         config = table_config(tmp_path / "table.csv", SETS[0], *settings)
         for value in written:
@@ -263,6 +264,9 @@ def test_labels_that_are_written_as_missing_are_reported(tmp_path):
             assert raised.value.reason == "missing_field"
     named = table_config(tmp_path / "table.csv", SETS[0], "data.labels=['?', hot]")
     assert LabelSetTableEncoder(named.data).read({"x": 1, "target": ["?"]}).label == '["?"]'
+    settings = *SETS, "data.label_separator=;", "data.labels=['?', hot]"
+    encoder = LabelSetTableEncoder(table_config(tmp_path / "table.csv", *settings).data)
+    assert encoder.read({"x": 1, "target": "hot;?"}).label == '["?", "hot"]'
 
 
 def test_task_is_found_by_the_separator(table):
