@@ -100,7 +100,8 @@ def _columns(config: RunConfig) -> int:
 def lines(config: RunConfig, found: Plan) -> list[str]:
     """Return the plan as lines of text."""
     budget, chosen = config.tune.budget, config.cross_validation
-    searched = max(0, found.units // chosen.splits - len(found.known))
+    begun = found.units // chosen.splits
+    searched = max(0, begun - len(found.known))
     times = "" if chosen.repeats == 1 else f", {chosen.repeats} times"
     hours, price = config.automl.budget.hours, config.compute.price_per_hour
     return [
@@ -119,7 +120,8 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
         f"training    {_about(found.training_seconds, duration)} for all units together",
         f"cost        {_about(found.usd, money)}"
         + ("" if price is not None else ": compute.price_per_hour is not set"),
-        *(f"portfolio   {item.name}" for item in found.known),
+        *(f"portfolio   {item.name}" for item in found.known[:begun]),
+        *(f"not begun   {item.name}: the budget ends before it" for item in found.known[begun:]),
         *(f"left out    {name}: {reason}" for name, reason in found.skipped.items()),
     ]
 

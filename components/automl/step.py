@@ -89,7 +89,9 @@ def won(study: Study, folder: Path) -> Board:
         missed = [
             f"{it.configuration.name} misses a limit: {it.missed}" for it in rows if it.missed
         ]
-        why = "; ".join(missed) or lines(board)[-1]
+        usd = study.config.automl.budget.usd
+        spent = f"automl.budget.usd = {usd:g} is spent" if usd and study.spent_out() else ""
+        why = "; ".join(missed) or spent or lines(board)[-1]
         raise SteadytrainError(
             f"the search has no winner: {why}",
             remedy=f"see {folder / BOARD}; raise automl.budget or relax automl.constraints, and "

@@ -200,6 +200,12 @@ def test_planned_cost_is_that_of_all_units_and_grows_with_columns(tmp_path):
     four = planned(**{"automl.budget.parallel": 4})
     assert one.usd == four.usd == pytest.approx(one.training_seconds / 100)
     assert (one.seconds, four.seconds) == (one.training_seconds, four.training_seconds / 4)
+    few, _ = sources.searched(
+        "", {**table(tmp_path), "automl.budget.units": 11, "automl.quality": "fast"}
+    )
+    few = as_automl(few)
+    text = "\n".join(lines(few, plan(few)))
+    assert "portfolio   dummy\nportfolio   linear\nnot begun   LightGBM, its defaults: the" in text
     table(tmp_path, columns=200)
     config, _ = sources.searched(
         "", {"data.source": [str(tmp_path / "t.csv")], "data.target": "y", "automl.quality": "fast"}

@@ -401,6 +401,11 @@ def test_search_without_a_winner_says_which_limits_its_models_miss(monkeypatch, 
     study = SimpleNamespace(config=config, out_of_time=False)
     with pytest.raises(SteadytrainError, match="no winner: linear misses a limit: 2 ms, above"):
         won(study, tmp_path)
+    monkeypatch.setattr(step, "board_of", lambda *_: None)
+    dear = search_with("automl.budget.usd=0.01", "compute.price_per_hour=1")
+    spent = SimpleNamespace(config=dear, out_of_time=False, spent_out=lambda: True)
+    with pytest.raises(SteadytrainError, match=r"no winner: automl\.budget\.usd = 0\.01 is spent"):
+        won(spent, tmp_path)
 
 
 @pytest.mark.parametrize(
