@@ -28,7 +28,7 @@ from steadytrain.components.automl.portfolio import (
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.preprocess.inspection import has_records
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import SERIES, TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.config.tune import (
     FOLDS,
     REPEATS,
@@ -58,7 +58,7 @@ _MOST_AT_ONCE: Final = 8
 _SHARE: Final = 0.9
 """Share of the memory that the units may take."""
 _FOLDS_IN_TIME: Final = 3
-"""Rolling origins of time series, each of which takes a horizon from the first one's history."""
+"""Rolling origins, each of which takes from what the first one learns from."""
 _DECISIONS: Final = {
     "tabular_classification": ("likeliest", "balanced_accuracy", "macro_f1"),
     TABULAR_MULTI_LABEL: ("likeliest", "macro_f1"),
@@ -92,9 +92,9 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             f"{_FOLD} = {config.cross_validation.fold}: a search holds out every fold in turn",
             remedy="leave it out",
         )
-    if config.data.task in SERIES and (chosen.repeats or 1) > 1:
+    if config.data.in_time and (chosen.repeats or 1) > 1:
         raise BadInput(
-            f"automl.repeats = {chosen.repeats}: folds of time series follow each other in time",
+            f"automl.repeats = {chosen.repeats}: folds follow each other in time",
             remedy="leave it out",
         )
     if chosen.decision not in (known := _DECISIONS.get(config.data.task, ("likeliest",))):
@@ -125,7 +125,7 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             f"automl.constraints{monotone} leave no configuration: {reasons}",
             remedy="relax them, or install the packages",
         )
-    ordered = config.data.task in SERIES
+    ordered = config.data.in_time
     folds = _FOLDS_IN_TIME if ordered else FOLDS[quality]
     repeats = 1 if ordered else chosen.repeats or _repeats(config, quality)
     first = min(_FAST, len(entries)) if quality == "fast" else len(entries)

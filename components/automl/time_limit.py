@@ -71,8 +71,14 @@ class TimeLimit:
         self._folds, self._parallel = config.cross_validation.splits, config.tune.budget.parallel
         # The winner learns from all folds of a division, a unit from all but one. That of series
         # learns once more from what came last, after its intervals have been measured.
-        self._more = config.cross_validation.folds / (config.cross_validation.folds - 1)
-        self._more *= 2 if config.data.task in SERIES else 1
+        folds = config.cross_validation.folds
+        self._more = folds / (folds - 1)
+        if config.data.task in SERIES:
+            self._more *= 2
+        elif config.data.in_time:
+            # A unit learns from half of the records, and from one more of the later parts for each
+            # fold before its own.
+            self._more = 1 / (0.5 + (folds - 1) / (4 * (folds + 1)))
         self._here = jobs_for(config.compute) is None
         self._history, self._costs, self._members = history, costs, members
         self._chosen: tuple[int, Sequence[int]] = (0, ())

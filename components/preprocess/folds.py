@@ -25,7 +25,6 @@ from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, set_aside, survey
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.tune import CrossValidationConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -122,7 +121,13 @@ class Division:
         sizes = Counter(parts)
         ids: list[Any] = whole.column("id").to_pylist()
         fold_of = dict(zip(ids, parts, strict=True))
-        return cls(fold_of, [sizes[part] for part in range(folds + _EARLIER)], "", shortest)
+        late = _later_labels(whole.column("label").to_pylist(), parts) if encoder.labeled else []
+        warning = (
+            f"no record that the first fold learns from has the label {', '.join(late)}, which "
+            "only later ones have; models that need a record of each fail on that fold"
+        )
+        sized = [sizes[part] for part in range(folds + _EARLIER)]
+        return cls(fold_of, sized, warning if late else "", shortest)
 
     def divide(self, part: Path, key: str, first: int = 0) -> list[Path]:
         """Write the rows of an Arrow file to a file for each fold next to it.
@@ -145,6 +150,14 @@ class Division:
                 for fold, writer in enumerate(writers):
                     writer.write_batch(batch.filter(pa.array(folds == fold, pa.bool_())))
         return paths
+
+
+def _later_labels(labels: Sequence[Any], parts: Sequence[int]) -> list[str]:
+    """Return the classes that the first part in time does not have."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for label, part in zip(labels, parts, strict=True):
+        found[part == 0].update(label if isinstance(label, list) else [label])
+    return sorted(found[False] - found[True])
 
 
 def _single(labels: list[Any] | None) -> tuple[Counter[str], list[str] | None]:
@@ -232,8 +245,8 @@ def holding_out(data: DataRecord, chosen: CrossValidationConfig) -> DataRecord:
     if fold is None:
         return data
     sides = [item.side for item in data.folds]
-    if data.task in SERIES:
-        # In time: what follows the fold is not used.
+    if len(data.folds) > chosen.splits:
+        # In time, there are parts before the first fold, and what follows the fold is not used.
         held = data.folds[fold + _EARLIER]
         changed = {"train": joined(sides[: fold + 1]), "validation": sides[fold + 1]}
     else:
@@ -363,7 +376,7 @@ def _records(spool: Spool, encoder: Encoder) -> Iterator[pa.Table]:
         if hasattr(encoder, "parts_in_time"):
             columns = encoder.test_columns(read.select(["content", "label", "attachment"]))
             table = pa.table({"id": table["id"], **columns})
-        if has_label_sets(encoder):
+        elif has_label_sets(encoder):
             labels: list[Any] = table["label"].to_pylist()
             sets = [*map(class_reader(encoder), labels)]
             table = table.set_column(2, "label", pa.array(sets, pa.list_(pa.string())))

@@ -306,11 +306,13 @@ def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]
 
 def _warn_of_splits(data: DataConfig, reading: Reading, warn: Callable[[str], None]) -> None:
     """Say what becomes of splits in data whose sides the encoder decides."""
+    time = data.columns.time
+    what = f"data.task {data.task}" if time is None else f"data.columns.time = {time!r}"
     for side in _HELD_OUT:
         if count := sum(reading.given[part, side] for part in data.by_part()):
             warn(
                 f"data.source has a {side} split of {count:,} records, which count like all "
-                f"others: data.task {data.task} holds out the last records in time"
+                f"others: {what} holds out the last records in time"
             )
 
 
@@ -359,6 +361,8 @@ def check_sides(
 
 
 def _advice(side: Side, data: DataConfig, given: Collection[Side]) -> str:
+    if data.in_time:
+        return "give more data"
     if side in given:
         field = f"data.{side}_source"
         by_field = any(name == field for name, _ in data.addresses)

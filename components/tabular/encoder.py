@@ -22,6 +22,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tabular.columns import FEW, Table, Target, inferred
+from steadytrain.components.tabular.in_time import parts_of, time_of
 from steadytrain.components.tabular.model import (
     TEXT_PARTS,
     Text,
@@ -45,6 +46,8 @@ from steadytrain.components.tasks.encoding.labeled_text import (
 
 FEATURES: Final = "features"
 """Column of rows and of test records: the record without its target, as JSON."""
+_NOT_LEARNED: Final = ("group", "slice", "weight", "time")
+"""Fields of `data.columns` whose columns are no features unless they are named."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +76,27 @@ class TableEncoder:
         return ", ".join(self.data.targets)
 
     def columns(self) -> Sequence[Sequence[str]]:
-        weight = self.data.columns.weight
+        columns = self.data.columns
         targets = self.data.targets or [self.target]
-        return [[*targets, *self.data.features, *([weight] if weight else [])]]
+        named = *targets, *self.data.features, columns.weight, columns.time
+        return [[*dict.fromkeys(filter(None, named))]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         label = self.label_of(row)
         columns = self.data.columns
-        others = *self.data.targets, columns.group, columns.slice, columns.weight
+        others = {*self.data.targets, *(getattr(columns, name) for name in _NOT_LEARNED)}
         names = self.data.features or [name for name in row if name not in others]
         values = {name: plain_value(name, row.get(name)) for name in names}
         prompt = text = json.dumps(values, sort_keys=True, ensure_ascii=False)
         if columns.weight:
             values[columns.weight] = _weight(columns.weight, row.get(columns.weight))
+        if columns.time:
+            time_of(columns.time, row.get(columns.time))
+            values[columns.time] = plain_value(columns.time, row.get(columns.time))
+        if columns.weight or columns.time:
             text = json.dumps(values, sort_keys=True, ensure_ascii=False)
-        # Records that differ in the target alone are on one side of the split.
+        # Records that differ in the target alone are on one side of a random split. Those at
+        # different times are different records: the earlier one is known when the later one comes.
         return Content(text, label, prompt=prompt, identity=f"{label} {text}")
 
     def label_of(self, row: Mapping[str, Any]) -> str:
@@ -122,8 +131,10 @@ class TableEncoder:
             records += parsed(table)
             labels += table["label"].to_pylist()
         names = {name: None for record in records for name in record}
-        # The encoder keeps the weight with what a record says, but no model learns from it.
-        names.pop(self.data.columns.weight or "", None)
+        # The encoder keeps them with what a record says, but no model learns from them.
+        for column in (self.data.columns.weight, self.data.columns.time):
+            if column not in self.data.features:
+                names.pop(column or "", None)
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, self.truths(labels), numbers=not self.labeled)
         allowed, categories = self.data.allow_leaks, self.data.categories
@@ -205,6 +216,70 @@ class NumberTableEncoder(TableEncoder):
     def row_encoder(self, fitted: Fitted) -> LabeledRows:
         del fitted
         return LabeledRows(number_target, _values)
+
+
+class _InTime(TableEncoder):
+    """Records that are divided by `data.columns.time`."""
+
+    def divide(self, texts: Sequence[str], labels: Sequence[str]) -> list[Side]:
+        """Return the side of each record: the latest ones are held out.
+
+        Args:
+            texts, labels: `Content.text` and `Content.label` of all records.
+
+        Raises:
+            DataError: there are too few times, or they cannot be compared.
+        """
+        del labels
+        validation, test = self.data.validation_share, self.data.test_share
+        shares = [1 - validation - test, validation, test]
+        sides: list[Side] = ["train", "validation", "test"]
+        remedy = "give records of more times, all written in one form"
+        return [sides[part] for part in self._cut(map(json.loads, texts), shares, remedy)]
+
+    def parts_in_time(self, records: pa.Table, folds: int) -> tuple[list[int], None]:
+        """Return the part of each record: half are in the first, the others in equal ones.
+
+        Raises:
+            DataError: there are too few times, or the first part has nothing to learn.
+        """
+        later = [0.5 / (folds + 1)] * (folds + 1)
+        remedy = "lower cross_validation.folds, or give records of more times"
+        parts = self._cut(parsed(records), [0.5, *later], remedy)
+        labels: list[Any] = records["label"].to_pylist()
+        first = {str(label) for label, part in zip(labels, parts, strict=True) if part == 0}
+        if len(first) == 1:
+            time, only = self.data.columns.time, first.pop()[:80]
+            raise DataError(
+                f"each record that the first of {folds} folds learns from, the earlier half in "
+                f"data.columns.time = {time!r}, has the target {only}",
+                remedy="give early records with other targets, or leave the earliest ones out",
+            )
+        return parts, None
+
+    def _cut(
+        self, records: Iterable[Mapping[str, Any]], shares: Sequence[float], remedy: str
+    ) -> list[int]:
+        column = str(self.data.columns.time)
+        try:
+            return parts_of([time_of(column, record[column]) for record in records], shares)
+        except ValueError as error:
+            raise DataError(
+                f"data.columns.time = {column!r}: {error}",
+                remedy=f"{remedy}, or check the column",
+            ) from error
+
+
+class ClassTableInTime(_InTime, ClassTableEncoder):
+    """Records with a class, divided by time."""
+
+
+class LabelSetTableInTime(_InTime, LabelSetTableEncoder):
+    """Records with any number of labels, divided by time."""
+
+
+class NumberTableInTime(_InTime, NumberTableEncoder):
+    """Records with a number to predict, divided by time."""
 
 
 def check_given(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.encoder import (
     ClassTableEncoder,
+    ClassTableInTime,
     LabelSetTableEncoder,
+    LabelSetTableInTime,
     NumberTableEncoder,
+    NumberTableInTime,
 )
 from steadytrain.components.tasks.base import Task, field_names, late
 from steadytrain.components.tasks.built_in import (
@@ -20,6 +23,7 @@ from steadytrain.components.tasks.built_in import (
     tested_label_metrics,
     tested_number_metrics,
 )
+from steadytrain.components.tasks.encoding.base import Encoder
 
 _PARTS: Final = "steadytrain.components.tabular.scoring"
 _NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
@@ -44,9 +48,16 @@ _READS: Final = field_names(
         "data": "task source validation_source test_source splits format csv suffixes exclude "
         "columns target features categories allow_leaks labels parts max_record_bytes "
         "max_bad_share validation_share test_share split_salt",
-        "data.columns": "group slice weight",
+        "data.columns": "group slice weight time",
     }
 )
+
+
+def _divided_by(
+    chance: Callable[[DataConfig], Encoder], time: Callable[[DataConfig], Encoder]
+) -> Callable[[DataConfig], Encoder]:
+    """Return what opens an encoder, by what divides the records."""
+    return lambda data: (time if data.in_time else chance)(data)
 
 
 def no_module(config: RunConfig, data: DataRecord) -> Any:
@@ -67,7 +78,7 @@ def _number_validation(_: RunConfig) -> Sequence[str]:
 
 
 TABULAR_CLASSIFICATION: Final = Task(
-    encoder=ClassTableEncoder,
+    encoder=_divided_by(ClassTableEncoder, ClassTableInTime),
     training=late(_NO_MODULE, metrics=_class_validation),
     scorer=late(f"{_PARTS}:TableClassScorer", metrics=tested_class_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
@@ -77,7 +88,7 @@ TABULAR_CLASSIFICATION: Final = Task(
     reads=_READS | {"training.class_weights"},
 )
 TABULAR_MULTI_LABEL: Final = Task(
-    encoder=LabelSetTableEncoder,
+    encoder=_divided_by(LabelSetTableEncoder, LabelSetTableInTime),
     training=late(_NO_MODULE, metrics=label_metrics),
     scorer=late(f"{_PARTS}:TableLabelsScorer", metrics=tested_label_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
@@ -86,7 +97,7 @@ TABULAR_MULTI_LABEL: Final = Task(
     reads=_READS | {"data.label_separator"},
 )
 TABULAR_REGRESSION: Final = Task(
-    encoder=NumberTableEncoder,
+    encoder=_divided_by(NumberTableEncoder, NumberTableInTime),
     training=late(_NO_MODULE, metrics=_number_validation),
     scorer=late(f"{_PARTS}:TableNumberScorer", metrics=tested_number_metrics),
     packager=late(f"{_PARTS}:TablePackager"),

@@ -293,8 +293,10 @@ def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -
     """
     chosen, budget, names = config.cross_validation, config.tune.budget, configurations(config)
     group = config.data.grouped_by
+    stratified = open_encoder(config.data).labeled and not config.data.in_time
     by = [
-        *(["stratified by label"] if open_encoder(config.data).labeled else []),
+        *(["in time"] if config.data.in_time else []),
+        *(["stratified by label"] if stratified else []),
         *([f"grouped by {group}"] if group else []),
     ]
     return [

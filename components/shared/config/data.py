@@ -84,6 +84,37 @@ def _columns_are_of_a_table(data: DataFields) -> None:
         )
 
 
+def _time_divides_alone(data: DataFields) -> None:
+    time = data.columns.time
+    if time is None or not plugins.is_ours(plugins.TASKS, data.task):
+        return
+    if time in data.targets:
+        raise at_odds(
+            "data.columns.time",
+            time,
+            "it is data.target, which is predicted",
+            "name the column with the time of a record",
+        )
+    others = {
+        "columns.group": data.columns.group,
+        "validation_source": data.validation_source,
+        "test_source": data.test_source,
+        **{
+            name: value
+            for name in ("splits", "split_salt")
+            if (value := getattr(data, name)) != DataFields.model_fields[name].default
+        },
+    }
+    for name, value in others.items():
+        if value:
+            raise at_odds(
+                f"data.{name}",
+                value,
+                f"data.columns.time is {time!r}, which alone decides the side of a record",
+                "leave one of the two out",
+            )
+
+
 def _several_targets_are_labels(data: DataFields) -> None:
     if not isinstance(data.target, list):
         return
@@ -157,6 +188,7 @@ def _columns_are_of_the_task(data: DataFields) -> None:
         "input": ("supervised_finetuning",),
         "image": (*IMAGES, *MULTIMODAL),
         "weight": TABLES,
+        "time": TABLES,
     }
     columns = {"data.columns": data.columns} | {
         f"data.parts.{name}.columns": part.columns for name, part in data.parts.items()
@@ -297,6 +329,7 @@ def _something_to_train_on(data: DataFields) -> None:
 _RULES: Final = (
     _fields_are_of_the_task,
     _columns_are_of_a_table,
+    _time_divides_alone,
     _several_targets_are_labels,
     _series_are_of_the_task,
     _prompts_group,

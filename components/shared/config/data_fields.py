@@ -12,6 +12,7 @@ from steadytrain.components.shared.config.data_sections import (
     ANSWERING,
     IN_RULES,
     MIXED,
+    SERIES,
     Addresses,
     Columns,
     CsvConfig,
@@ -116,7 +117,7 @@ class DataFields(Section):
     features: Annotated[list[str], IfSet()] = Field(
         [],
         description="Only for tables: the columns to learn from. Empty: all columns but the "
-        "target, data.columns.group and data.columns.slice. Columns that identify a record or "
+        "target, data.columns.group, slice, weight and time. Columns that identify a record or "
         "that have one value are left out and reported.",
     )
     images: ImagesConfig = ImagesConfig()
@@ -256,6 +257,11 @@ class DataFields(Section):
         """What the records of a group share: a column, "prompt", or "" if there are no groups."""
         prompt = "prompt" if self.group_by_prompt and self.task in ANSWERING else ""
         return self.columns.group or prompt
+
+    @property
+    def in_time(self) -> bool:
+        """Whether split and folds follow time, instead of being random."""
+        return self.task in SERIES or self.columns.time is not None
 
     @property
     def addresses(self) -> list[tuple[str, str]]:

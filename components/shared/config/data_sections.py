@@ -146,6 +146,14 @@ class Columns(Section):
         description="For tables: column with what each record of the training side counts in the "
         "loss, a number above 0. None means that all count the same.",
     )
+    time: Annotated[str | None, IfSet()] = Field(
+        None,
+        min_length=1,
+        description="For tables: column with the time of a record, a date or time in ISO 8601 or a "
+        "number. The latest records are the test side, those before them the validation side, and "
+        "folds follow each other in time. No model learns from it unless data.features names it. "
+        "None means that the split is random.",
+    )
 
     @property
     def images(self) -> list[str]:

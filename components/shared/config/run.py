@@ -17,7 +17,6 @@ from steadytrain.components.shared.config.data_sections import (
     MIXED,
     MULTI_LABEL,
     MULTI_TASK,
-    SERIES,
 )
 from steadytrain.components.shared.config.document import dump, saved_text
 from steadytrain.components.shared.config.evaluation import (
@@ -289,12 +288,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _series_have_one_order(self) -> Self:
-        if self.data.task in SERIES and self.cross_validation.repeats > 1:
+    def _time_has_one_order(self) -> Self:
+        if self.data.in_time and self.cross_validation.repeats > 1:
             raise at_odds(
                 "cross_validation.repeats",
                 self.cross_validation.repeats,
-                "the folds of time series follow each other in time, so there is one division",
+                "the folds follow each other in time, so there is one division",
                 "leave it out, or raise cross_validation.folds",
             )
         return self

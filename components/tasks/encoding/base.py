@@ -156,9 +156,9 @@ class Encoder(Protocol):
         record. Optional; without it, a hash of the record or its group decides.
     parts_in_time: takes the test columns of all records of the training side and the number of
         folds, and returns the part in time of each record, from 0 to that number plus 1, and how
-        many times the shortest series has in part 0. A fold is tested on its number plus 2,
-        validated on the part before, and trained on those before that. Optional; without it, folds
-        are random.
+        many times the shortest series has in part 0; None if there are no series. A fold is tested
+        on its number plus 2, validated on the part before, and trained on those before that.
+        Optional; without it, folds are random.
     reads_numbers: whether columns of numbers may be learned from, so that those that nothing reads
         are counted, as columns with text are. Optional.
     brief: takes `Content.text`, and returns what people see of it. Optional.
