@@ -208,6 +208,39 @@ HANGS = Family("stuck", {"model_type": "stuck"}, {"hangs": (0, {})})
 '''
 
 
+def test_search_in_time_scores_each_fold_by_what_came_before_it(tmp_path, empty_store):
+    """160 days in no order, whose number grows: 112 to learn from, 16 to validate, 32 to test."""
+    noise = np.random.default_rng(0).normal(size=160)
+    days = pd.date_range("2024-01-01", periods=160).strftime("%Y-%m-%d")
+    frame = pd.DataFrame({"day": days, "x": noise.round(3), "target": np.arange(160) + noise})
+    source = write_csv(tmp_path, frame.sample(frac=1, random_state=0))
+    with_store(tmp_path / "output", empty_store)
+    sets = (
+        *("data.columns.time=day", "data.task=tabular_regression", "automl.budget.units=6"),
+        *("data.validation_share=0.1", "data.test_share=0.2"),
+    )
+    more = (word for item in sets for word in ("--set", item))
+    done = subprocess.run(
+        command(source, tmp_path / "output", "--json", *more),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    board = json.loads(done.stdout)
+    assert (board["folds"], board["trials_completed"]) == (3, 6)
+    # Half of the 112 days are the first part, and each of the four others has 14 days.
+    errors = [
+        (frame["target"][start + 14 : start + 28] - frame["target"][:start].mean()) ** 2
+        for start in (56, 70, 84)
+    ]
+    scores = {row["name"]: row["score"] for row in board["configurations"]}
+    assert scores["dummy"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert board["test"]["examples"] == 32
+    # A random split would promise the variance of the target; the test side shows more.
+    assert board["test"]["metrics"]["mse"]["value"] > 1.5 * frame["target"].var()
+
+
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory, empty_store):
     """Return the folder and the board of a search with odd families, where one class is rare."""
