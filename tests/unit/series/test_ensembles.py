@@ -304,6 +304,7 @@ def test_intervals_of_held_out_forecasts_come_from_the_other_folds():
                 {
                     "id": [str(n) for n in range(count)],
                     "group": [f"series {n // 6}" for n in range(count)],
+                    "series": [f"series {n // 6}" for n in range(count)],
                     "fold": [n // 2 % 3 for n in range(count)],
                     "ordinal": [float(n % 6) for n in range(count)],
                     "target": truth,
