@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import sqlite3
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
 from steadytrain.components.shared.registry import (
     LABELS,
+    LEARNED_UNTIL,
     RUN,
     SPLIT,
     TASK,
@@ -320,9 +322,25 @@ class Candidate:
         for tag, mine in comparable_tags(self.config, self.data).items():
             if champion.tags.get(tag) is None:
                 return f"{who} does not record its {tag.partition('.')[2].replace('_', ' ')}"
-            if champion.tags[tag] != mine:
+            if champion.tags[tag] != mine and not (tag == SPLIT and self._is_later(champion)):
                 return differences[tag]
         return ""
+
+    def _is_later(self, champion: Version) -> bool:
+        """Return whether time divides both models' records, and the test side is later than all
+        that the champion learned from.
+
+        Newer records make another split, in which the champion has seen none of the test side.
+        """
+        known, mine = champion.tags.get(LEARNED_UNTIL), self.data.tested_from
+        if known is None or mine is None:
+            return False
+        try:
+            kind, until = json.loads(known)
+            return bool(kind == mine[0] and until < mine[1])
+        except (ValueError, TypeError):
+            # Somebody has changed the tag.
+            return False
 
     def _task_pair(self, champion: Version, components: Any, report: Report) -> Pair | str:
         """Pair both models on the documents of the task in `gate.metric`, or return why not."""

@@ -38,7 +38,7 @@ from steadytrain.components.preprocess.reading import Reading, check_defects
 from steadytrain.components.preprocess.shards import write_packed, write_rows
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
-from steadytrain.components.preprocess.survey import check_sides, survey
+from steadytrain.components.preprocess.survey import Survey, check_sides, survey
 from steadytrain.components.shared.arrow_files import added_columns, join_files
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
@@ -143,7 +143,7 @@ class _Builder:
             sides["train"] = joined([fold.side for fold in once])
         join_files(self._parts("test-records", names), self.folder / TEST_RECORDS)
         split = split_digest(self.data, surveyed.given)
-        record = self._record(sides, folds, labels, reading, split)
+        record = self._record(sides, folds, surveyed, split)
         if absent := self._absent_tokens(names):
             self._warn(
                 f"tokens of model.added_tokens that the training side does not have, so that "
@@ -297,10 +297,10 @@ class _Builder:
         self,
         sides: dict[Side, SideRecord],
         folds: list[FoldRecord],
-        labels: list[str],
-        reading: Reading,
+        surveyed: Survey,
         split: str,
     ) -> DataRecord:
+        labels = surveyed.labels
         text = self.encoder.tokenizer is not None
         tokenizer = sorted((self.folder / TOKENIZER).iterdir()) if text else []
         prepared = [
@@ -322,8 +322,10 @@ class _Builder:
             tokenizer=TOKENIZER if text else "",
             labels=labels,
             turn_ends=sorted(self.counts["train"].ends),
-            profile=reading.tally.profile(),
+            profile=surveyed.reading.tally.profile(),
             folds=folds,
+            learned_until=surveyed.learned_until,
+            tested_from=surveyed.tested_from,
         )
 
     def _write_card(

@@ -260,6 +260,8 @@ def holding_out(data: DataRecord, chosen: CrossValidationConfig) -> DataRecord:
             "sides": {**data.sides, **changed, "test": held.side},
             "test_records": held.records,
             "folds": [],
+            "learned_until": None,
+            "tested_from": None,
         }
     )
 

@@ -34,7 +34,7 @@ from steadytrain.components.shared.class_names import counting, in_order, label_
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import LONG, counted, left_out
-from steadytrain.components.shared.records import Side
+from steadytrain.components.shared.records import Side, TimeKey
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
@@ -61,6 +61,7 @@ class Survey:
     trained: the labels that occur on the training side, sorted.
     labels: the classes in their order.
     given: the held-out sides that the data give, with the digests of their records.
+    learned_until, tested_from: see `DataRecord`.
     """
 
     reading: Reading
@@ -68,6 +69,8 @@ class Survey:
     trained: list[str]
     labels: list[str]
     given: Mapping[Side, str]
+    learned_until: TimeKey | None = None
+    tested_from: TimeKey | None = None
 
 
 def survey(
@@ -121,7 +124,9 @@ def survey(
     if divided:
         _warn_of_splits(data, reading, warn)
     shares, places = held_out(data, fixed), spool.array("places")
-    given = _divided(encoder, spool) if divided else spool.array("given")
+    given, until, tested = (
+        _divided(encoder, spool) if divided else (spool.array("given"), None, None)
+    )
     drawn = ~np.isin(given, [SIDES.index(side) for side in fixed])
     findings = find_duplicates(
         spool,
@@ -174,15 +179,22 @@ def survey(
         ).hexdigest()
         for side in fixed
     }
-    return Survey(reading, findings, trained, labels, digests)
+    return Survey(reading, findings, trained, labels, digests, until, tested)
 
 
-def _divided(encoder: Any, spool: Spool) -> NDArray[np.uint8]:
-    """Return the sides that the encoder gives all records, as their index in SIDES."""
+def _divided(encoder: Any, spool: Spool) -> tuple[NDArray[np.uint8], TimeKey, TimeKey]:
+    """Return the sides that the encoder gives all records, as their index in SIDES.
+
+    The latest time that is learned or validated, and the earliest that is tested, come with them.
+    """
     parts = [read_part(path).select(["number", "content", "label"]) for path in spool.written()]
     records = pa.concat_tables(parts).sort_by("number")
-    sides = encoder.divide(records["content"].to_pylist(), records["label"].to_pylist())
-    return np.array([SIDES.index(side) for side in sides], dtype=np.uint8)
+    texts: list[Any] = records["content"].to_pylist()
+    sides = encoder.divide(texts, records["label"].to_pylist())
+    tested, keys = [side == "test" for side in sides], [*map(encoder.time_key, texts)]
+    until = max(key for key, held_out in zip(keys, tested, strict=True) if not held_out)
+    given = np.array([SIDES.index(side) for side in sides], dtype=np.uint8)
+    return given, until, min(itertools.compress(keys, tested))
 
 
 def _check_numbers(data: DataConfig, encoder: Encoder, spool: Spool, findings: Findings) -> None:

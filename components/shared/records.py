@@ -130,6 +130,10 @@ class DataProfile(Record):
     words: list[list[int]]
 
 
+TimeKey = tuple[str, float | str]
+"""A time that can be compared with others of its kind: the kind, and a number or ISO 8601 text."""
+
+
 class DataRecord(Record):
     """Prepared data.
 
@@ -149,6 +153,8 @@ class DataRecord(Record):
     profile: statistics of all good records, before duplicates are removed; None if unknown.
     folds: the training side in parts, if it was prepared for cross-validation; of time series, two
         more than folds (`Encoder.parts_in_time`).
+    learned_until, tested_from: the latest time of the training and validation sides, and the
+        earliest of the test side; None unless time divides the records.
     """
 
     _places: ClassVar[Places] = {"folder": ("data", 2)}
@@ -166,6 +172,8 @@ class DataRecord(Record):
     inputs_digest: str = ""
     profile: DataProfile | None = None
     folds: list[FoldRecord] = []
+    learned_until: TimeKey | None = None
+    tested_from: TimeKey | None = None
 
     def path(self, name: str) -> Path:
         """Return the absolute path of something in the data folder.

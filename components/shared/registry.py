@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
@@ -69,6 +70,7 @@ SPLIT, LABELS, TASK = (
     "steadytrain.labels_digest",
     "steadytrain.task",
 )
+LEARNED_UNTIL = "steadytrain.learned_until"
 RUN, WEIGHTS = "steadytrain.pipeline_run", "steadytrain.weights_digest"
 TEST = "steadytrain.test_digest"
 INPUTS, PROFILE = "steadytrain.inputs_digest", "steadytrain.data_profile"
@@ -86,6 +88,7 @@ def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dic
         RUN: config.run_id,
         WEIGHTS: train.weights_digest,
         **comparable_tags(config, data),
+        **({LEARNED_UNTIL: json.dumps(data.learned_until)} if data.learned_until else {}),
         FINGERPRINT: data.fingerprint,
         INPUTS: data.inputs_digest,
         "steadytrain.config_digest": config.digest(),

@@ -19,6 +19,7 @@ from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
+    GateRecord,
     RegistrationRecord,
     TrainRecord,
 )
@@ -198,3 +199,29 @@ def test_number_is_predicted_by_a_linear_model(start, steadytrain, tmp_path):
     found = served(steadytrain, registered.model_uri, source)
     errors = [(a - b) ** 2 for a, b in zip(found["prediction"], found["target"], strict=True)]
     assert sum(errors) / len(errors) < 3500
+
+
+@pytest.mark.slow
+def test_newer_records_replace_a_champion_that_has_seen_none_of_them(steadytrain, tmp_path):
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=900)
+    days = pd.date_range("2024-01-01", periods=900, freq="D").strftime("%Y-%m-%d")
+    frame = pd.DataFrame({"day": days, "x": x, "target": 3 * x + chance.normal(size=900)})
+    sets = (REGRESSION, "data.columns.time=day", "training.max_steps=1", "model.framework=sklearn")
+
+    def gate(rows, run, model, *more):
+        source = write_csv(tmp_path, frame.iloc[:rows])
+        kind = f"model.config={{model_type: {model}}}"
+        done = steadytrain.run("tabular", *fields(source, run), *sets, kind, *more)
+        assert done.code == 0, done.err
+        return GateRecord.load(Workspace(steadytrain.output, run).record("gate"))
+
+    # The naive baseline is as good.
+    assert gate(600, "first", "dummy", "gate.beat_baseline=false").promoted
+    newer = gate(900, "second", "linear")
+    assert (newer.promoted, newer.champion_version) == (True, "1")
+    assert newer.improvement.value > 0.5
+    # Its test side begins before the champion's training ended.
+    older = gate(700, "third", "linear")
+    assert not older.promoted
+    assert "was trained on another split" in older.reason

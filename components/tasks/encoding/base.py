@@ -154,6 +154,7 @@ class Encoder(Protocol):
         value ends with one of the suffixes. None if there is no such column. Optional.
     divide: takes `Content.text` and `Content.label` of all records, and returns the side of each
         record. Optional; without it, a hash of the record or its group decides.
+    time_key: takes `Content.text`, and returns the record's time. Goes with `divide`.
     parts_in_time: takes the test columns of all records of the training side and the number of
         folds, and returns the part in time of each record, from 0 to that number plus 1, and how
         many times the shortest series has in part 0; None if there are no series. A fold is tested

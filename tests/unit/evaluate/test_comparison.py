@@ -1,6 +1,7 @@
 """What prevents a comparison with the champion, and so its replacement."""
 
 import errno
+import json
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.registry import (
     LABELS,
+    LEARNED_UNTIL,
     SPLIT,
     TASK,
     Version,
@@ -88,8 +90,17 @@ def decide(tmp_path):
     )  # fmt: skip
 
     def against(
-        theirs, splits=(), first=False, base=None, baseline=None, gate=None, mine=None, **tags
+        theirs,
+        splits=(),
+        first=False,
+        base=None,
+        baseline=None,
+        gate=None,
+        mine=None,
+        tested_from=None,
+        **tags,
     ):
+        mine_data = data.model_copy(update={"tested_from": tested_from})
         config = plain if base is None else based
         config = config.model_copy(update={"gate": config.gate.model_copy(update=gate)})
         mine = Scores.of(table(0.5) if mine is None else mine)
@@ -105,7 +116,7 @@ def decide(tmp_path):
         )
         known = Known(theirs, base)
         records = pa.table({"id": range(COUNT)})
-        candidate = Candidate(config, data, known, "mine", evaluation, records, mine, naive)
+        candidate = Candidate(config, mine_data, known, "mine", evaluation, records, mine, naive)
         champion = Version("7", comparable_tags(config, data) | tags, "models:/shapes/7")
         told = []
         decision = candidate.against(None if first else champion, told.append, earlier=0)
@@ -125,6 +136,29 @@ def test_first_model_from_scratch_is_decided_without_its_packager(decide, monkey
     """It imports torch, which a finished run that is started again does not need."""
     monkeypatch.delattr(Known, "packager")
     assert decide(table(1.0), first=True)[0].promoted
+
+
+@pytest.mark.parametrize(
+    ("until", "tested", "fair"),
+    [
+        (["date", "2024-05-31T00:00:00"], ("date", "2024-06-01T00:00:00"), True),
+        (["date", "2024-06-01T00:00:00"], ("date", "2024-06-01T00:00:00"), False),
+        (["number", 9], ("number", 10.0), True),
+        (["number", 10.5], ("number", 10.0), False),
+        (["zoned", "2024-05-31T00:00:00"], ("date", "2024-06-01T00:00:00"), False),
+        (["date", 3], ("date", "2024-06-01T00:00:00"), False),
+        (["date", "2024-05-31T00:00:00"], None, False),
+        (None, ("number", 10.0), False),
+        ("date", ("date", "2024-06-01T00:00:00"), False),
+    ],
+)
+def test_champion_of_an_earlier_time_is_compared_on_records_that_came_after_it(
+    decide, until, tested, fair
+):
+    tags = {SPLIT: "another"} | ({LEARNED_UNTIL: json.dumps(until)} if until else {})
+    decision, _ = decide(table(1.0), tested_from=tested, **tags)
+    assert decision.promoted is fair
+    assert ("it may have seen these records" in decision.reason) is not fair
 
 
 @pytest.mark.parametrize("first", [False, True])

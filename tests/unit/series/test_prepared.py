@@ -44,6 +44,7 @@ def test_the_last_times_of_every_series_are_held_out_in_any_order_of_rows(tmp_pa
     # One firm ends earlier than the others.
     table = table[(table["firm"] != "US Steel") | (table["year"] < 1950)]
     _, data = prepared(tmp_path, table.sample(frac=1, random_state=0), *FIRMS)
+    assert (data.learned_until, data.tested_from) == (("number", 1951.0), ("number", 1947.0))
     found = sides(data)
     for firm, values in table.groupby("firm"):
         years = sorted(values["year"])

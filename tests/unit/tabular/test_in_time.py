@@ -80,6 +80,8 @@ def test_the_latest_records_are_held_out_whatever_their_order_and_class(tmp_path
     for side, days in zip(("train", "validation", "test"), sides, strict=True):
         assert days_of(data, side) == days
     assert abs(data.sides["test"].documents - 80) < 4
+    assert data.learned_until == ("date", f"{sides[1][-1]}T00:00:00")
+    assert data.tested_from == ("date", f"{sides[2][0]}T00:00:00")
     # No model sees the time, since later records only have later ones.
     columns = json.loads(data.path("columns.json").read_text())["columns"]
     assert {column["name"] for column in columns} == {"x", "number"}
