@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from steadytrain.components.automl.portfolio import MONOTONE
 from steadytrain.components.shared.config import RunConfig, from_mapping, load, preset_names
 from steadytrain.components.shared.config.data_sections import (
     IMAGES,
@@ -52,9 +53,7 @@ _CHOSEN: Final = (
     "training.load_best_model_at_end",
     "training.metric_for_best_model",
 )
-"""What a search chooses for each configuration, as it does all of `model` but `_KEPT`."""
-_KEPT: Final = "monotone"
-"""The setting of `model.config` that holds for all configurations."""
+"""What a search chooses for each configuration, as it does all of `model` but `MONOTONE`."""
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
@@ -322,8 +321,9 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
             ) from error
         remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
     model = content.get("model")
-    settings = model.get("config") if isinstance(model, dict) else None
-    kept = {_KEPT: settings[_KEPT]} if isinstance(settings, dict) and _KEPT in settings else {}
+    stated = model.get("config") if isinstance(model, dict) else None
+    settings = stated if isinstance(stated, dict) else {}
+    kept = {name: value for name, value in settings.items() if name == MONOTONE}
     framework = "mlforecast" if data["task"] in SERIES else "lightgbm"
     content["model"] = {"framework": framework, "config": {"model_type": "lightgbm", **kept}}
     if data["task"] not in SERIES:
@@ -340,12 +340,8 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
 
 def _chosen_by_search(source: str | Path, overrides: Overrides) -> Iterator[str]:
     """Yield the fields that a user states and a search chooses."""
-    content = dict[str, Any]()
-    if source and str(source) not in preset_names():
-        content = _content(source, {})
-    for field, value in override_items(overrides):
-        assign(content, field, value)
-    for field in stated_fields(content):
-        kept = field == f"model.config.{_KEPT}" or field.startswith(f"model.config.{_KEPT}.")
+    given = "" if str(source) in preset_names() else source
+    for field in stated_fields(_content(given, overrides)):
+        kept = field == f"model.config.{MONOTONE}" or field.startswith(f"model.config.{MONOTONE}.")
         if field in _CHOSEN or (field.partition(".")[0] == "model" and not kept):
             yield field

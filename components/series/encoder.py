@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, cast
 
 import numpy as np
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from steadytrain.components.series.model import Calendar, inferred, moment, shown
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.records import Side, TimeKey
+from steadytrain.components.shared.records import Side, TimeKey, time_key
 from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of
 from steadytrain.components.tasks.encoding.labeled_text import number_target
@@ -190,8 +189,7 @@ class SeriesEncoder:
         return [_SIDES[max(0, 2 - before // self.horizon)] for before in ahead]
 
     def time_key(self, text: str) -> TimeKey:
-        kind, value = moment(json.loads(text)[TIME])
-        return kind, value.isoformat() if isinstance(value, datetime) else float(value)
+        return time_key(*moment(json.loads(text)[TIME]))
 
     def parts_in_time(self, records: pa.Table, folds: int) -> tuple[list[int], int]:
         """Return the part of each record, and the times of the shortest series in the first one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -132,6 +133,11 @@ class DataProfile(Record):
 
 TimeKey = tuple[str, float | str]
 """A time that can be compared with others of its kind: the kind, and a number or ISO 8601 text."""
+
+
+def time_key(kind: str, value: float | datetime) -> TimeKey:
+    """Return a time that has been read as one that a record of the data holds."""
+    return kind, value.isoformat() if isinstance(value, datetime) else float(value)
 
 
 class DataRecord(Record):

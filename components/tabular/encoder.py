@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.components.shared.records import Side, TimeKey
+from steadytrain.components.shared.records import Side, TimeKey, time_key
 from steadytrain.components.tabular.columns import FEW, Table, Target, inferred
 from steadytrain.components.tabular.in_time import parts_of, time_of
 from steadytrain.components.tabular.model import (
@@ -239,7 +239,7 @@ class _InTime(TableEncoder):
 
     def time_key(self, text: str) -> TimeKey:
         column = str(self.data.columns.time)
-        return time_of(column, json.loads(text)[column]).key
+        return time_key(*time_of(column, json.loads(text)[column]))
 
     def parts_in_time(self, records: pa.Table, folds: int) -> tuple[list[int], None]:
         """Return the part of each record: half are in the first, the others in equal ones.

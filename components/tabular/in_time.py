@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steadytrain.components.shared.records import TimeKey
 from steadytrain.components.tabular.model import is_missing, plain_number
 from steadytrain.components.tasks.encoding.fields import Defect
 
@@ -26,12 +25,6 @@ class Time(NamedTuple):
 
     kind: str
     value: float | datetime
-
-    @property
-    def key(self) -> TimeKey:
-        """The time for a record of the data."""
-        value = self.value
-        return self.kind, value.isoformat() if isinstance(value, datetime) else value
 
 
 def time_of(name: str, value: Any) -> Time:

@@ -20,7 +20,7 @@ from steadytrain.components.shared.workspace import Workspace
 from support.command import finish, kill_paused, wait_for
 from support.searched import board_of, without_times
 from support.selected import each
-from support.series import FIRMS, by_mlforecast, firms, promoted
+from support.series import FIRMS, by_mlforecast, firms, firms_for_nixtla, promoted
 from support.tables import write_csv
 
 SERVE = """
@@ -257,10 +257,8 @@ def test_trees_that_win_know_all_but_the_test_side_though_their_run_is_killed(
     finish(search(steadytrain, source, *sets))
     board = board_of(steadytrain.output)
     assert {**board["best_params"]} == {"LightGBM, its defaults": 1.0}
-    table = firms().rename(columns={"firm": "unique_id", "year": "ds", "invest": "y"})
-    table = table.astype({"ds": int}).sort_values(["unique_id", "ds"])
     expected = by_mlforecast(
-        *(table, 1, None, 2),
+        *(firms_for_nixtla(), 1, None, 2),
         lags=[1, 2, 3],
         windows=[3],
         differences=[1],

@@ -22,6 +22,12 @@ def firms() -> pd.DataFrame:
     return datasets.grunfeld.load_pandas().data[["firm", "year", "invest"]]
 
 
+def firms_for_nixtla() -> pd.DataFrame:
+    """Return the firms with the columns and the order that mlforecast and its peers expect."""
+    table = firms().rename(columns={"firm": "unique_id", "year": "ds", "invest": "y"})
+    return table.astype({"ds": int}).sort_values(["unique_id", "ds"])
+
+
 def monthly(years: int = 12) -> pd.DataFrame:
     """Return the last years of the carbon dioxide in the air, by month: time, co2."""
     weeks = datasets.co2.load_pandas().data["co2"]

@@ -25,7 +25,7 @@ from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.framework.ensemble import with_validation
 
 from support.planning import plan_of
-from support.series import FIRMS, by_mlforecast, firms, prepared
+from support.series import FIRMS, by_mlforecast, firms, firms_for_nixtla, prepared
 
 pytestmark = pytest.mark.slow
 MEMBERS = (
@@ -220,10 +220,8 @@ def test_only_member_learns_the_validation_side_too(alone, tmp_path):
         (tmp_path / "before").mkdir()
         member(data).export(tmp_path / "before")
         assert model.widths == load(tmp_path / "before").widths
-        table = firms().rename(columns={"firm": "unique_id", "year": "ds", "invest": "y"})
-        table = table.astype({"ds": int}).sort_values(["unique_id", "ds"])
         expected = by_mlforecast(
-            *(table, 1, None, 3),
+            *(firms_for_nixtla(), 1, None, 3),
             lags=[1, 2, 3],
             windows=[3],
             differences=[1],

@@ -16,7 +16,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import EvaluationRecord
 from steadytrain.components.tasks.base import OpenTask
 
-from support.series import FIRMS, MONTHLY, firms, monthly, prepared
+from support.series import FIRMS, MONTHLY, firms, firms_for_nixtla, monthly, prepared
 
 NAIVE = "model.config={model_type: seasonal_naive}"
 pytestmark = pytest.mark.slow
@@ -57,9 +57,7 @@ def test_scores_are_those_of_utilsforecast_by_series(tmp_path):
     scores = Scores.of(scorer.score({"model": model}, records))
     assert len(set(scores.units)) == 11
     found = measure(scores, Resampling(samples=200, confidence=0.95, seed=0))
-    table = firms().rename(columns={"firm": "unique_id", "year": "ds", "invest": "y"})
-    table["ds"] = table["ds"].astype(int)
-    past, made = reference(table.sort_values(["unique_id", "ds"]), AutoETS(season_length=1), 3, 1)
+    past, made = reference(firms_for_nixtla(), AutoETS(season_length=1), 3, 1)
     made = made.assign(lo=made["AutoETS-lo-80"], hi=made["AutoETS-hi-80"])
     name = ["AutoETS"]
     expected = {

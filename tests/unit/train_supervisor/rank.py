@@ -190,12 +190,12 @@ def wait(folder: AttemptFolder) -> int:
 def stick(folder: AttemptFolder) -> int:
     """Read a file that is never answered (support/fuse.py). Nothing can kill this process then."""
 
-    def tell() -> None:
+    def mark_waiting() -> None:
         while not Path(os.environ["UNANSWERED_FILE"]).exists():
             time.sleep(0.02)
         (folder.path / f"waiting-{RANK}").write_text(str(os.getpid()))
 
-    threading.Thread(target=tell).start()
+    threading.Thread(target=mark_waiting).start()
     return len(Path(os.environ["STUCK_FILE"]).read_bytes())
 
 
