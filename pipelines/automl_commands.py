@@ -1,4 +1,4 @@
-"""`steadytrain automl`: search for the best model of a table, train it, and judge it once."""
+"""`steadytrain automl`: search for the best model of some data, train it, and judge it once."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def automl(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the best model of a table, or ensemble of models, and train it as an ordinary run.
+    """Find the best model of a table, series, images or texts, and train it as an ordinary run.
 
-    Three fields suffice: data.source, data.target and name. A unit trains one configuration on all
-    folds but one and predicts the records of that one. First comes a fixed portfolio, from linear
-    models to boosted trees; automl.quality says how much. The records' out-of-fold predictions
-    choose the ensemble. It is trained again on everything but the test side, which is opened once,
-    for the gate.
+    Three fields suffice: data.source, data.target and name; a folder of images needs no target. A
+    unit trains one configuration on all folds but one and predicts the records of that one. First
+    comes a fixed portfolio, from linear models to boosted trees, or of networks; automl.quality
+    says how much. The records' out-of-fold predictions choose an ensemble, or one network. It is
+    trained again on everything but the test side, which is opened once, for the gate.
 
     The search can be stopped or killed at any time: the same command continues it, and loses one
     unit at most. The result is in OUTPUT/studies/NAME: board.json, and best.yaml, with which
@@ -49,7 +49,7 @@ def automl(
     """
     from steadytrain.components.automl.design import as_automl
     from steadytrain.pipelines.early_checks import check_here, check_plugins
-    from steadytrain.pipelines.sources import searched
+    from steadytrain.pipelines.searches import searched
 
     check_extra("train", "steadytrain automl")
     config, remarks = searched(source, with_options(overrides, run=run, output=output))

@@ -181,7 +181,7 @@ def cross_validate(parameters: Mapping[str, Any], pods: Pods) -> None:
 
 
 def automl(parameters: Mapping[str, Any], pods: Pods) -> None:
-    """Search for the best model of a table, and train, evaluate and register it."""
+    """Search for the best model of some data, and train, evaluate and register it."""
     closing = pods.step(searches.report(**parameters), "Report")
     with dsl.ExitHandler(closing, name="Search, refit, register"):
         prepared = pods.step(preprocess(**parameters), "Preprocess")
@@ -267,10 +267,10 @@ DAGS: Final[dict[Pipeline, Dag]] = {
     "automl": Dag(
         automl,
         display_name="Search, refit, register",
-        description="Search for the best model of a table, or ensemble of models, on folds of the "
-        "training side. Train it on everything but the test side, compare it with the champion, "
-        "and register it in MLflow. The search continues if it has begun. Parameters that you "
-        "leave empty use the value in the configuration.",
+        description="Search for the best model of some data, or ensemble of models, on folds of "
+        "the training side. Train it on everything but the test side, compare it with the "
+        "champion, and register it in MLflow. The search continues if it has begun. Parameters "
+        "that you leave empty use the value in the configuration.",
     ),
 }
 

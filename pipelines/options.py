@@ -289,7 +289,7 @@ Pipeline = Annotated[
     typer.Option(
         help="Pipeline to run. retrain checks for new data first, and ends early if there is "
         "none. tune searches for better settings, and trains the winner. cross-validate trains and "
-        "scores on every fold, and registers nothing. automl finds the best model of a table."
+        "scores on every fold, and registers nothing. automl finds the best model of some data."
     ),
 ]
 Host = Annotated[

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from steadytrain.components.automl.portfolio import MONOTONE
-from steadytrain.components.shared.config import RunConfig, from_mapping, load, preset_names
+from steadytrain.components.shared.config import RunConfig, load, preset_names
 from steadytrain.components.shared.config.data_sections import (
     IMAGES,
     MULTI_LABEL,
@@ -22,13 +21,11 @@ from steadytrain.components.shared.config.data_sections import (
     SERIES,
     SUFFIXES,
     TABLES,
-    listed,
 )
 from steadytrain.components.shared.config.document import assign, stated_fields
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
 from steadytrain.components.shared.effects import DATA_KINDS
-from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, StorageError
-from steadytrain.pipelines.pod_names import Pipeline
+from steadytrain.components.shared.errors import BadInput, DataError
 
 PRESETS: Final = {
     "causal_lm": "causal-lm",
@@ -44,16 +41,7 @@ PRESETS: Final = {
     **dict.fromkeys(MULTIMODAL, "multimodal"),
 }
 """The preset of each task that data can be given for, which data.task is set in."""
-_CHOSEN: Final = (
-    "training.learning_rate",
-    "training.max_steps",
-    "training.num_train_epochs",
-    "training.eval_steps",
-    "training.early_stopping_patience",
-    "training.load_best_model_at_end",
-    "training.metric_for_best_model",
-)
-"""What a search chooses for each configuration, as it does all of `model` but `MONOTONE`."""
+Overrides = Iterable[Override] | Mapping[str, Any]
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
@@ -73,7 +61,7 @@ class Selection:
     def origin(self, field: str) -> str:
         """Return the source of a field's value, or of the strongest value in a section."""
         for name, stated in reversed(self.layers):
-            if any(_overlap(field, other) for other in stated):
+            if any(overlap(field, other) for other in stated):
                 return name
         return "default"
 
@@ -134,8 +122,8 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     field = next((name for name in ("data.task", *_ONLY) if given.get(name)), "data.task")
     task = given.get("data.task") or _ONLY.get(field)
     if task is None and given.get("data.target"):
-        return _task_of_target(_content(source, overrides)["data"])
-    if task is None and (count := _pictures(source)):
+        return task_of_target(content_of(source, overrides)["data"])
+    if task is None and (count := pictures(source)):
         return IMAGES[0], f"its {count:,} files are images"
     if task is None:
         # The preset only completes the configuration, so that `data` is checked as a whole. Other
@@ -161,7 +149,7 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     return task, f"{field} says so; {reason(result, task)}"
 
 
-def _content(source: str | Path, overrides: Overrides) -> dict[str, Any]:
+def content_of(source: str | Path, overrides: Overrides) -> dict[str, Any]:
     """Return a configuration as plain data, which nothing has checked or completed."""
     content: dict[str, Any] = {"data": {"source": [str(source)]}}
     if not is_data(str(source)):
@@ -171,7 +159,7 @@ def _content(source: str | Path, overrides: Overrides) -> dict[str, Any]:
     return content
 
 
-def _pictures(source: str) -> int:
+def pictures(source: str) -> int:
     """Return how many files a folder on this machine has, if all are images; otherwise 0."""
     from steadytrain.components.images.encoder import SUFFIXES as OF_IMAGES
 
@@ -181,7 +169,7 @@ def _pictures(source: str) -> int:
     return len(files) if all(one.suffix.lower() in OF_IMAGES for one in files) else 0
 
 
-def _task_of_target(data: Mapping[str, Any]) -> tuple[str, str]:
+def task_of_target(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the task that predicts `data.target`, and the reason."""
     if data.get("series"):
         return SERIES[0], "data.series is set"
@@ -248,7 +236,8 @@ def _options(overrides: Sequence[Override]) -> Iterator[tuple[str, frozenset[str
         yield "--set" if isinstance(item, str) else "command line", frozenset({field})
 
 
-def _overlap(field: str, other: str) -> bool:
+def overlap(field: str, other: str) -> bool:
+    """Return whether one of two fields is the other, or a section that has it."""
     return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
 
 
@@ -268,80 +257,3 @@ def _check_no_model(source: str) -> None:
             f"{source} is a model, not data",
             remedy=f"name your data, and the model as --set model.base={source}",
         )
-
-
-Overrides = Iterable[Override] | Mapping[str, Any]
-
-
-def configuration_for(
-    pipeline: Pipeline, source: str | Path, overrides: Overrides
-) -> tuple[RunConfig, list[str]]:
-    """Return the configuration of a pipeline's run, and remarks on what was chosen.
-
-    Raises:
-        BadInput, ConfigError: see `load` and `searched`.
-    """
-    return searched(source, overrides) if pipeline == "automl" else (load(source, overrides), [])
-
-
-def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[str]]:
-    """Return the configuration of a run, whose task is inferred, and what was chosen.
-
-    Args:
-        source: a preset, a YAML file or data; empty if the overrides name the data.
-
-    Raises:
-        BadInput: no data or no target are named, or they cannot be read.
-        ConfigError: with every problem.
-    """
-    remarks = list[str]()
-    content = _content(source, overrides)
-    data = content.setdefault("data", {})
-    for field in ("source", "target"):
-        if not data.get(field):
-            raise BadInput(
-                f"data.{field} is missing: a search needs a table and the column to predict",
-                remedy="name both, such as `steadytrain automl FILE --set data.target=COLUMN`",
-            )
-    content.setdefault("name", name_for(str(listed(data["source"])[0])))
-    if unused := sorted(_chosen_by_search(source, overrides)):
-        remarks.append(
-            f"not used: {', '.join(unused)}. A search chooses these for each configuration; "
-            "automl.constraints.frameworks limits it, and model.config.monotone holds for all"
-        )
-    if "task" not in data:
-        try:
-            data["task"], reason = _task_of_target(data)
-        except ConfigError:
-            raise
-        except (BadInput, StorageError) as error:
-            raise BadInput(
-                f"data.task is missing, and the data cannot be read here: {error.message}",
-                remedy=f"set data.task to {' or '.join(TABLES)}, or fix this: {error.remedy}",
-            ) from error
-        remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
-    model = content.get("model")
-    stated = model.get("config") if isinstance(model, dict) else None
-    settings = stated if isinstance(stated, dict) else {}
-    kept = {name: value for name, value in settings.items() if name == MONOTONE}
-    framework = "mlforecast" if data["task"] in SERIES else "lightgbm"
-    content["model"] = {"framework": framework, "config": {"model_type": "lightgbm", **kept}}
-    if data["task"] not in SERIES:
-        data.setdefault("validation_share", 0.1)
-        data.setdefault("test_share", 0.2)
-    config = from_mapping(content)
-    if config.data.task not in (*TABLES, *SERIES):
-        raise BadInput(
-            f"data.task = {config.data.task!r}: a search finds models of tables and of series",
-            remedy=f"use {' or '.join((*TABLES, *SERIES))}",
-        )
-    return config, remarks
-
-
-def _chosen_by_search(source: str | Path, overrides: Overrides) -> Iterator[str]:
-    """Yield the fields that a user states and a search chooses."""
-    given = "" if str(source) in preset_names() else source
-    for field in stated_fields(_content(given, overrides)):
-        kept = field == f"model.config.{MONOTONE}" or field.startswith(f"model.config.{MONOTONE}.")
-        if field in _CHOSEN or (field.partition(".")[0] == "model" and not kept):
-            yield field

@@ -79,8 +79,8 @@ def submit(
     kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
     """
     from steadytrain.pipelines.early_checks import anywhere, on_cluster
+    from steadytrain.pipelines.searches import configuration_for
     from steadytrain.pipelines.server import submission
-    from steadytrain.pipelines.sources import configuration_for
 
     given = with_options(overrides, run=run_name, output=output)
     config, remarks = configuration_for(pipeline, source, given)

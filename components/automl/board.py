@@ -30,6 +30,7 @@ from steadytrain.components.automl.unit_scores import (
     SETS,
     artifacts_of,
     best_step,
+    explained_of,
     forecasts_of,
     joined_folds,
     losses_of,
@@ -48,7 +49,7 @@ from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.series.ensemble import LEARNERS
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import LABEL_SETS, SERIES
+from steadytrain.components.shared.config.data_sections import LABEL_SETS, NETWORKS, SERIES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.tabular.explained import Explained
@@ -189,9 +190,9 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         tables.append(joined_folds(parts))
         explained.append(
             [
-                Explained.model_validate_json(part.schema.metadata[EXPLAINED])
+                item
                 for part in parts
-                if EXPLAINED in part.schema.metadata
+                if EXPLAINED in part.schema.metadata and (item := explained_of(part))
             ]
         )
         labels: list[str] = json.loads(parts[0].schema.metadata[LABELS])
@@ -200,7 +201,11 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
     order = sorted(range(len(rows)), key=lambda index: (rows[index].score, index))
     rows, tables = [rows[index] for index in order], [tables[index] for index in order]
     results, costs = (
-        out_of_fold(tables, alone_in(study.config, [row.configuration for row in rows])),
+        out_of_fold(
+            tables,
+            alone_in(study.config, [row.configuration for row in rows]),
+            final=study.config.data.task in NETWORKS,
+        ),
         list(_limits(rows, limits)),
     )
     rounds = _rounds(study.config)
@@ -231,15 +236,15 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         float(promise.uncalibrated.mean()),
         calibration,
         _decided(tables[0], promise, decision),
-        None
-        if results.scale is not None
-        else explanation_of(
+        explanation_of(
             {index: explained[order[index]] for index in weights},
             weights,
             results,
             rows_of(tables[0]),
             calibration,
-        ),
+        )
+        if any(explained)
+        else None,
         _first_numbers(mixed, results, study.config.cross_validation.folds),
         None if results.scale is None else forecasts_of(tables, weights, results),
         sets=study.config.data.task in LABEL_SETS,
@@ -253,6 +258,8 @@ def _rounds(config: RunConfig) -> int:
 
 def alone_in(config: RunConfig, found: Iterable[Configuration]) -> list[int]:
     """Return the places of configurations that no ensemble can train as members."""
+    if config.data.task in NETWORKS:
+        return [*range(len(list(found)))]
     if config.data.task not in SERIES:
         return []
     known = families()

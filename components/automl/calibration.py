@@ -94,7 +94,7 @@ class Calibration:
 
 def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -> Calibration:
     """Fit the winner's calibration to out-of-fold predictions."""
-    if found.truth is not None or not found.chances:
+    if found.final or not found.chances:
         return Calibration()
     mixed = mixed_chances(found, weights)
     calibration = best_calibration(mixed, found)

@@ -10,13 +10,13 @@ nothing.
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.automl.networks import FIRST
 from steadytrain.components.automl.portfolio import (
     MONOTONE,
     RATE,
@@ -28,7 +28,7 @@ from steadytrain.components.automl.portfolio import (
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.preprocess.inspection import has_records
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import NETWORKS, TABULAR_MULTI_LABEL
 from steadytrain.components.shared.config.tune import (
     FOLDS,
     REPEATS,
@@ -48,8 +48,10 @@ from steadytrain.components.tune.history import History, Params, Trial
 from steadytrain.components.tune.samplers import Suggester
 from steadytrain.components.tune.space import Fits, seed_of
 from steadytrain.components.tune.study import NewDesign
+from steadytrain.components.tune.trials.base import most_at_once
 
 _FOLD: Final = "cross_validation.fold"
+_SETTINGS: Final = "model.config"
 _FAST: Final = 8
 """Configurations of the quality `fast`."""
 _LEADING: Final = 2
@@ -128,7 +130,7 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     ordered = config.data.in_time
     folds = _FOLDS_IN_TIME if ordered else FOLDS[quality]
     repeats = 1 if ordered else chosen.repeats or _repeats(config, quality)
-    first = min(_FAST, len(entries)) if quality == "fast" else len(entries)
+    first = min(_fast(config), len(entries)) if quality == "fast" else len(entries)
     units = _units(chosen.budget, folds * repeats)
     units = units or int(most_configurations(config, first)) * folds * repeats
     if units < folds * repeats:
@@ -139,13 +141,16 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
         )
     tune = without_search(config.tune, units)
     limits = chosen.budget.model_dump(include={"usd"})
-    most = _MOST_AT_ONCE if in_pods else min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)
+    compute, training = config.compute, dict[str, Any]()
+    if config.data.task not in NETWORKS:
+        # The board counts the steps of the lowest loss.
+        steps = max(item.max_steps for item in families().values())
+        training = {"max_steps": steps, "eval_steps": 1}
+        if compute.device == "auto":
+            # Trees use no GPU, and units that train at once cannot share one.
+            compute = compute.model_copy(update={"device": "cpu", "nccl": {}})
+    most = _MOST_AT_ONCE if in_pods else min(most_at_once(compute), _MOST_AT_ONCE)
     parallel = chosen.budget.parallel or most
-    steps = max(item.max_steps for item in families().values())
-    compute = config.compute
-    if compute.device == "auto":
-        # Trees use no GPU, and units that train at once cannot share one.
-        compute = compute.model_copy(update={"device": "cpu", "nccl": {}})
     return config.model_copy(
         update={
             "compute": compute,
@@ -161,16 +166,15 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
                 update={"folds": folds, "repeats": repeats, "compare": {}}
             ),
             "training": config.training.model_copy(
-                # The board counts the steps of the lowest loss.
-                update={
-                    "max_steps": steps,
-                    "eval_steps": 1,
-                    "metric_for_best_model": None,
-                    "greater_is_better": None,
-                }
+                update={**training, "metric_for_best_model": None, "greater_is_better": None}
             ),
         }
     )
+
+
+def _fast(config: RunConfig) -> int:
+    """Return the number of configurations of the quality `fast`."""
+    return FIRST if config.data.task in NETWORKS else _FAST
 
 
 def _check_monotone(config: RunConfig) -> None:
@@ -213,10 +217,12 @@ def _units(budget: AutoMLBudget, each: int) -> int | None:
 def _repeats(config: RunConfig, quality: Quality) -> int:
     """Return how often to divide the training side: more than once if the source is small.
 
-    With little time, more configurations are worth more than more folds of each.
+    With little time, or where each takes long as a network does, more configurations are worth
+    more than more folds of each.
     """
     hours = config.automl.budget.hours
-    if REPEATS[quality] == 1 or (hours is not None and hours < _SHORT):
+    little = config.data.task in NETWORKS or (hours is not None and hours < _SHORT)
+    if REPEATS[quality] == 1 or little:
         return 1
     try:
         return 1 if has_records(config.data, _SMALL) else REPEATS[quality]
@@ -250,7 +256,7 @@ def first_configurations(config: RunConfig) -> list[Params]:
             f"no configuration can learn from the data: {reasons}",
             remedy="give more times of each series",
         )
-    count = _FAST if config.automl.quality == "fast" else len(fit)
+    count = _fast(config) if config.automl.quality == "fast" else len(fit)
     return [item.as_plain() for item in (*fit[:count], *(it for it in judged if it.unfit))]
 
 
@@ -375,17 +381,21 @@ class SearchDesign(Suggester):
 
     def _searched(self, index: int, params: Mapping[str, Any]) -> Configuration:
         """Return a configuration that was suggested, by what its first trial trains."""
-        config, rate = dict(params["model.config"]), params["training.learning_rate"]
+        config, rate = dict(params.get(_SETTINGS, {})), params["training.learning_rate"]
         fitting = {
             name: len(item.config)
             for name, item in self._families.items()
-            if item.framework == params["model.framework"] and item.config.items() <= config.items()
+            if self._config.data.task in item.tasks
+            and item.framework == params["model.framework"]
+            and item.config.items() <= config.items()
         }
         # A package's family may narrow one of ours.
         family = max(fitting, key=lambda name: fitting[name])
         varied = {
             name: it for name, it in config.items() if name not in self._families[family].config
         }
+        space = self._families[family].space
+        varied |= {name: params[name] for name in space if "." in name and name in params}
         settings = varied if rate is None else {**varied, RATE: rate}
         return Configuration(f"{family} {index + 1}", family, settings)
 
@@ -432,7 +442,9 @@ def _by_score(pair: tuple[Configuration, float]) -> float:
 
 def _field(setting: str) -> str:
     """Return the field that a setting is: whether its values are whole depends on it."""
-    return f"training.{RATE}" if setting == RATE else f"model.config.{setting}"
+    if "." in setting:
+        return setting
+    return f"training.{RATE}" if setting == RATE else f"{_SETTINGS}.{setting}"
 
 
 def new_design(
@@ -476,7 +488,8 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
     def words(trial: Trial) -> str:
         sets = {field: value for field, value in trial.params.items() if field != _FOLD}
         configuration_number = trial.number // config.cross_validation.splits + 1
-        model = f"{sets['model.config']['model_type']} {configuration_number}"
+        kind = sets.get(_SETTINGS, {}).get("model_type", "network")
+        model = f"{kind} {configuration_number}"
         name = names.get(value_digest(sets), model)
         return f"{name}, {config.cross_validation.named(trial.params[_FOLD])} held out"
 
@@ -487,6 +500,9 @@ def shared_imports(config: RunConfig) -> list[str]:
     """Return the modules that all units of a search on this machine share."""
     entries, _ = portfolio(config)
     known = families()
+    if config.data.task in NETWORKS:
+        # Those of a cross-validation are enough.
+        return []
     frameworks = dict.fromkeys(known[item.family].framework for item in entries)
     return [
         module for name in frameworks for module in getattr(load_trainer(name), "imports", ())

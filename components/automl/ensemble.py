@@ -41,6 +41,7 @@ class OutOfFold:
     scale: (rows,), of forecasts: what their absolute error is divided by; None for other numbers.
     alone: places of configurations that are in no ensemble with others.
     labels: rows of a record, one for each label; 0 where it has one class or number.
+    final: whether what they predict leaves as it is, without calibration or decisions.
     """
 
     predicted: FloatArray
@@ -52,6 +53,7 @@ class OutOfFold:
     scale: FloatArray | None = None
     alone: frozenset[int] = frozenset()
     labels: int = 0
+    final: bool = False
 
     def only(self, rows: IntArray) -> OutOfFold:
         """Return some of the rows."""
@@ -63,6 +65,7 @@ class OutOfFold:
             None if self.scale is None else self.scale[rows],
             self.alone,
             self.labels,
+            self.final,
         )
 
     def independent_of(self, rows: IntArray) -> IntArray:

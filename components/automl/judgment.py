@@ -11,11 +11,8 @@ import pyarrow as pa
 
 from steadytrain.components.automl.results import BOARD
 from steadytrain.components.automl.unit_scores import missed_limits
-from steadytrain.components.series.errors import measured_series
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -23,9 +20,10 @@ from steadytrain.components.shared.records import (
     GateRecord,
     TrainRecord,
 )
+from steadytrain.components.shared.stage import quiet
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tabular.explained import measured
+from steadytrain.components.tasks.base import OpenTask
 
 _ANSWERS: Final = 200
 """Records or series that are predicted one by one."""
@@ -45,8 +43,10 @@ def judged(workspace: Workspace) -> dict[str, Any]:
     data = DataRecord.load(workspace.record("preprocess"))
     stored = open_batches(data.path(data.test_records))
     records = pa.Table.from_batches([item.checked() for item in stored])
-    artifact = _artifact(data, Path(train.model), records)
-    limits = load(workspace.config).automl.constraints
+    config = load(workspace.config)
+    quiet()
+    artifact = OpenTask(config, data).packager.measured(Path(train.model), records, most=_ANSWERS)
+    limits = config.automl.constraints
     return {
         "run": workspace.run_id,
         "test": {
@@ -64,12 +64,6 @@ def judged(workspace: Workspace) -> dict[str, Any]:
         # The search knew the models of the folds, which learned from fewer records.
         "missed": missed_limits([artifact], limits),
     }
-
-
-def _artifact(data: DataRecord, model: Path, records: pa.Table) -> Artifact:
-    if data.task in SERIES:
-        return measured_series(model, data, most=_ANSWERS)
-    return measured(model, records, most=_ANSWERS)
 
 
 def add_judgment(found: Mapping[str, Any], folder: Path) -> None:

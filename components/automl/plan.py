@@ -17,7 +17,7 @@ from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.preprocess.inspection import first_rows
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import SERIES
+from steadytrain.components.shared.config.data_sections import IMAGES, NETWORKS, SERIES, TEXTS
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -82,16 +82,22 @@ def plan(config: RunConfig) -> Plan:
         for index in range(units // folds)
     ]
     # Each of several labels is learned alone.
-    learning = sum(each) * folds * records * _columns(config) * max(1, preview.labels) / 1e6
+    learning = sum(each) * folds * records * _values(config) * max(1, preview.labels) / 1e6
     training = learning + units * UNIT_SECONDS
     price = config.compute.price_per_hour
     usd = None if price is None else training / 3600 * price
     return Plan(known, skipped, units, records, training / budget.parallel, training, usd)
 
 
-def _columns(config: RunConfig) -> int:
-    if config.data.task in SERIES:
+def _values(config: RunConfig) -> float:
+    """Return the values of a record that are learned from, in all epochs."""
+    data = config.data
+    if data.task in SERIES:
         return _COLUMNS
+    if data.task in NETWORKS:
+        pixels = 0 if data.task in TEXTS else data.images.size**2 * data.images.channels
+        tokens = 0 if data.task in IMAGES else data.sequence_length
+        return (pixels + tokens) * config.training.num_train_epochs
     with closing(first_rows(config.data, _ROWS)) as rows:
         widths = [len(row) for _, _, row in rows if not isinstance(row, Defect)]
     return max(1, *widths, 0) - len(config.data.targets) or 1
@@ -104,9 +110,10 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
     searched = max(0, begun - len(found.known))
     times = "" if chosen.repeats == 1 else f", {chosen.repeats} times"
     hours, price = config.automl.budget.hours, config.compute.price_per_hour
+    target = f", target {', '.join(config.data.targets)}" if config.data.targets else ""
     return [
         f"study       {study_name(config)}",
-        f"task        {config.data.task}, target {', '.join(config.data.targets)}",
+        f"task        {config.data.task}{target}",
         f"records     {'not read here' if found.records is None else f'{found.records:,}'}, "
         f"in {chosen.folds} folds{times}",
         f"units       {found.units:,}: configurations x folds, {budget.parallel} at a time",

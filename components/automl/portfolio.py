@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import Dimension, RunConfig
@@ -33,15 +33,18 @@ class Family:
     entries: by name, the index in the portfolio and the settings that differ.
     package: module that they need besides steadytrain's own; "" for none.
     max_steps: most steps of a configuration; early stopping ends it before, if there are several.
+        0 means as many as `training` says, without early stopping.
     space: the settings to search, by name, if the family leads.
     interpretable: whether people can read such a model.
-    seconds: roughly, for a million values of a table on one core.
+    seconds: roughly, for a million values on one core: of the table, or of what a network reads in
+        an epoch.
     tasks: those that it is for.
     eval_steps: steps between two validations.
     reads_covariates: whether it learns from those of time series.
     least_times: how many times each series must have to learn from.
     monotone: whether its models keep `model.config.monotone`.
     weighs: whether they count some records more than others, by a column or by class.
+    starts: where its models start: from `model.base`, from scratch, or as `model` says.
     """
 
     framework: str
@@ -58,6 +61,7 @@ class Family:
     least_times: int = 1
     monotone: bool = False
     weighs: bool = True
+    starts: Literal["base", "scratch", "as it says"] = "as it says"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Configuration:
 
     name: unique within a search.
     family: its name.
-    settings: of the model, with `learning_rate` if it has one.
+    settings: of `model.config`, with `learning_rate` if it has one; those with a dot in their names
+        are fields of the run's configuration.
     unfit: why it cannot learn from the data, so that no unit starts; "" if it can.
     """
 
@@ -82,18 +87,42 @@ class Configuration:
 
     def fields(self, family: Family) -> dict[str, Any]:
         """Return the fields of the run's configuration that it sets."""
-        config = {name: value for name, value in self.settings.items() if name != RATE}
-        steps = 10 if self.name == DEFAULT else family.max_steps
+        fields = {name: value for name, value in self.settings.items() if "." in name}
+        config = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in fields and name != RATE
+        }
+        if family.config or config:
+            fields["model.config"] = {**family.config, **config}
+        if family.max_steps:
+            steps = 10 if self.name == DEFAULT else family.max_steps
+            fields |= {"training.max_steps": steps, "training.eval_steps": family.eval_steps}
         stops = family.max_steps > 1 and self.name != DEFAULT
         return {
             "model.framework": family.framework,
-            "model.config": {**family.config, **config},
             "training.learning_rate": self.settings.get(RATE),
-            "training.max_steps": steps,
-            "training.eval_steps": family.eval_steps,
             "training.early_stopping_patience": _PATIENCE if stops else None,
-            "training.load_best_model_at_end": stops,
+            "training.load_best_model_at_end": stops or not family.max_steps,
+            **fields,
         }
+
+
+def chosen_fields(task: str) -> frozenset[str]:
+    """Return the fields that the families for a task set."""
+    return frozenset(
+        field
+        for family in families().values()
+        if task in family.tasks
+        for name, (_, settings) in family.entries.items()
+        for field in Configuration(name, "", settings).fields(family)
+    ) | {
+        name
+        for family in families().values()
+        if task in family.tasks
+        for name in family.space
+        if "." in name
+    }
 
 
 def families() -> dict[str, Family]:
@@ -125,6 +154,10 @@ def portfolio(config: RunConfig) -> tuple[list[Configuration], dict[str, str]]:
 
 def _obstacle(family: Family, config: RunConfig) -> str:
     limits, data = config.automl.constraints, config.data
+    if family.starts == "base" and not config.model.base:
+        return "model.base names no model to start from"
+    if family.starts == "scratch" and config.model.base:
+        return "model.base is fine-tuned instead"
     if data.series.covariates and not family.reads_covariates:
         return "it learns from no data.series.covariates"
     if config.model.config.get(MONOTONE) and not family.monotone:

@@ -124,7 +124,7 @@ def _sentence(study: Study, board: Board | None) -> str:
         return "No configuration keeps the constraints."
     parts = [f"{name} ({share:.0%})" for name, share in shares(board).items()]
     what = parts[0].rpartition(" (")[0] if len(parts) == 1 else f"An ensemble of {', '.join(parts)}"
-    return f"{what} predicts {', '.join(study.config.data.targets)} best."
+    return f"{what} predicts {', '.join(study.config.data.targets) or 'the class'} best."
 
 
 def _tiles(

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.automl.board import Board, Row, board_of, shares
+from steadytrain.components.automl.board import Board, Row, alone_in, board_of, shares
 from steadytrain.components.automl.portfolio import DEFAULT, families
 from steadytrain.components.pages.charts import aligned
-from steadytrain.components.series.ensemble import LEARNERS
 from steadytrain.components.shared.config import RunConfig, from_mapping
-from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.quantities import duration, money, number, size
 from steadytrain.components.shared.records import Interval
@@ -41,13 +39,13 @@ FIGURES: Final = (
 def best_config(study: Study, board: Board) -> RunConfig:
     """Return the configuration that trains the winner on everything but the test side.
 
-    Its members train as many steps as in the search: the mean over the folds. Forecasts by a
-    package's own framework, which no ensemble has, win alone: they are trained as in the search.
+    Its members train as many steps as in the search: the mean over the folds. What no ensemble has,
+    such as networks and forecasts by a package's own framework, is trained as in the search.
     """
     known, members = families(), list[dict[str, Any]]()
     judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
     first = board.rows[next(iter(board.weights))].configuration
-    if study.config.data.task in SERIES and known[first.family].framework not in LEARNERS:
+    if alone_in(study.config, [first]):
         fields = {**first.fields(known[first.family]), **judged}
         return from_mapping(changed(study.config, fields))
     for index, weight in board.weights.items():
@@ -262,7 +260,8 @@ def verdicts(board: Board) -> Iterator[tuple[str, str]]:
             f"promise {number(decided)}, and {number(likeliest)} if {other} were predicted; "
             f"{what}: {weights}",
         )
-    yield "better than default LightGBM by more than chance?", _better(board)
+    if board.better is not None or DEFAULT in board.skipped:
+        yield "better than default LightGBM by more than chance?", _better(board)
 
 
 def _better(board: Board) -> str:

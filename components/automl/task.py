@@ -40,7 +40,7 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
     if several or data.get("label_separator") is not None:
         why = "data.target names several columns" if several else "data.label_separator is set"
         return TABULAR_MULTI_LABEL, why
-    config = _checked({**data, "task": "tabular_classification"})
+    config = checked({**data, "task": "tabular_classification"})
     target = str(config.target)
     values = _values(config, target)
     if not values:
@@ -93,7 +93,12 @@ def _values(config: DataConfig, target: str) -> list[Any]:
     return values
 
 
-def _checked(section: Mapping[str, Any]) -> DataConfig:
+def checked(section: Mapping[str, Any]) -> DataConfig:
+    """Return a section of data.
+
+    Raises:
+        ConfigError: with every problem.
+    """
     try:
         return DataConfig.model_validate(section)
     except ValidationError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import SERIES
+from steadytrain.components.shared.config.data_sections import NETWORKS, SERIES
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.tune.history import History, Trial
@@ -27,6 +27,8 @@ _FINISH: Final = 13.0
 _AGAIN: Final = 4.5
 """How many times as long that takes as a command until its first unit. Both are mostly imports, so
 this tells how fast the machine is before a unit has ended."""
+_START: Final = _AGAIN / _FINISH
+"""How many times as long as the command until its first unit a unit takes besides learning."""
 _OVERRUN: Final = 10.0
 """How many times as long as predicted a unit may take."""
 _LEAST_SECONDS: Final = 600.0
@@ -80,6 +82,7 @@ class TimeLimit:
             # fold before its own.
             self._more = 1 / (0.5 + (folds - 1) / (4 * (folds + 1)))
         self._here = jobs_for(config.compute) is None
+        self._networks = config.data.task in NETWORKS
         self._history, self._costs, self._members = history, costs, members
         self._chosen: tuple[int, Sequence[int]] = (0, ())
         self._board = 0.0
@@ -147,7 +150,7 @@ class TimeLimit:
         began = self._began(elapsed)
         done = sum(it.status == "finished" for it in self._history.trials[: self._folds])
         folds = math.ceil((self._folds - done) / self._parallel)
-        return elapsed + (_AGAIN + folds * _AGAIN / _FINISH) * began
+        return elapsed + (_AGAIN + folds * _START) * began
 
     def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
         """Return why a running unit is to be killed; "" if it is not.
@@ -227,10 +230,14 @@ class TimeLimit:
         learning = sum(max(0.0, statistics.fmean(it) - overhead) for it in walls.values())
         return overhead + (cost * learning / rough if rough else 0.0)
 
-    @staticmethod
-    def _overhead(walls: dict[int, list[float]]) -> float:
-        """Return the time that a unit takes besides learning: that of the fastest configuration."""
-        return min((statistics.median(it) for it in walls.values()), default=UNIT_SECONDS)
+    def _overhead(self, walls: dict[int, list[float]]) -> float:
+        """Return the time that a unit takes besides learning.
+
+        The fastest configuration takes little more, unless it is a network.
+        """
+        fastest = min((statistics.median(it) for it in walls.values()), default=UNIT_SECONDS)
+        trials = self._history.trials
+        return min(fastest, trials[0].began * _START) if self._networks and trials else fastest
 
     def _reserve(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from steadytrain.components.automl.calibration import no_and_yes
 from steadytrain.components.automl.ensemble import OutOfFold
@@ -29,6 +30,7 @@ from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABEL
 
 SCALED: Final = "scaled_error"
 """A column that only the scores of forecasts have. Their loss is the mean of it (MASE)."""
+_EXPLAINED: Final = TypeAdapter(Explained | None)
 SETS: Final = "labels"
 """A column that only the scores of sets of labels have: the places of a record's labels."""
 
@@ -53,7 +55,7 @@ def unit_scores(folder: Path, trial: Trial) -> pa.Table:
         Artifact.model_validate_json(metadata[ARTIFACT])
         int(metadata[PEAK])
         if SCALED not in result.column_names:
-            Explained.model_validate_json(metadata[EXPLAINED])
+            explained_of(result)
     except KeyError as error:
         raise _unusable(path, f"lack {error.args[0].decode()!r}") from error
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -61,6 +63,11 @@ def unit_scores(folder: Path, trial: Trial) -> pa.Table:
     if SCALED in result.column_names and NAME not in result.column_names:
         raise _unusable(path, f"lack {NAME!r}")
     return result
+
+
+def explained_of(table: pa.Table) -> Explained | None:
+    """Return what a unit's model predicts when a column changes; None for networks."""
+    return _EXPLAINED.validate_json(table.schema.metadata[EXPLAINED])
 
 
 def _unusable(path: Path, why: str) -> BadInput:
@@ -84,8 +91,8 @@ def why_incomplete(trials: Sequence[Trial], folds: int) -> str:
 
 
 def best_step(trial: Trial, item: Configuration) -> int:
-    """Return the step of a trial's exported model: the best one if it stops early."""
-    if not item.fields(families()[item.family])["training.early_stopping_patience"]:
+    """Return the step of a trial's exported model: the last one, or the best."""
+    if not item.fields(families()[item.family])["training.load_best_model_at_end"]:
         return trial.curve[-1][0]
     return min(trial.curve, key=lambda pair: (pair[1]["loss"], pair[0]))[0]
 
@@ -126,12 +133,14 @@ def joined_folds(parts: Sequence[pa.Table]) -> pa.Table:
     )
 
 
-def out_of_fold(tables: Sequence[pa.Table], alone: Iterable[int] = ()) -> OutOfFold:
+def out_of_fold(
+    tables: Sequence[pa.Table], alone: Iterable[int] = (), *, final: bool = False
+) -> OutOfFold:
     """Return what configurations predict for records that they did not learn from.
 
     Args:
         tables: the joined scores of each configuration.
-        alone: see `OutOfFold`.
+        alone, final: see `OutOfFold`.
     """
     first = tables[0]
     # A record without a group is a unit of its own, in all divisions.
@@ -160,7 +169,9 @@ def out_of_fold(tables: Sequence[pa.Table], alone: Iterable[int] = ()) -> OutOfF
         truth = first.column("label").to_numpy().astype(np.int64)
     own = np.stack([each[np.arange(len(truth)), truth] for each in chances]).astype(np.float64)
     never = frozenset(alone)
-    return OutOfFold(own, None, units, fold, chances, truth, alone=never, labels=labels)
+    return OutOfFold(
+        own, None, units, fold, chances, truth, alone=never, labels=labels, final=final
+    )
 
 
 def forecasts_of(

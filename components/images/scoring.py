@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +16,12 @@ from PIL import Image
 
 from steadytrain.components.images import networks
 from steadytrain.components.images.encoder import PIXELS
-from steadytrain.components.images.predictor import SETTINGS
+from steadytrain.components.images.predictor import SETTINGS, Predictor
 from steadytrain.components.images.training import image_scale, scaled
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import FEW, Components
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
 from steadytrain.components.tasks.packaging import never_wrapped, save_model
 from steadytrain.components.tasks.scoring.classification import ClassScorer
@@ -113,6 +114,16 @@ class ImagePackager(ServedPackager):
         check_preparation(settings, self.config.data.images)
         return {"model": model, "settings": settings}
 
+    def measured(self, folder: Path, records: pa.Table, *, most: int = FEW) -> Artifact:
+        """Measure an exported model, which reads each record as the content of a file."""
+
+        def opened() -> Callable[[bytes], object]:
+            model = Predictor(folder)
+            return lambda content: model.rows([content])
+
+        files = files_of(records.slice(0, most), self.config.data.images)
+        return timed(folder, opened, files, late_libraries=True)
+
     @staticmethod
     def _timm(folder: Path) -> list[str]:
         """Return the package that a model of timm needs too."""
@@ -125,16 +136,13 @@ class ImagePackager(ServedPackager):
         import pandas as pd
         from mlflow.types import ColSpec
 
-        images = self.config.data.images
-        stored: list[Any] = records.slice(0, _EXAMPLES).column(PIXELS).to_pylist()
-        first = [np.frombuffer(one, np.uint8) for one in stored]
-        shape = (images.size, images.size, images.channels)
+        first = files_of(records.slice(0, _EXAMPLES), self.config.data.images)
         return self.log_folder(
             folder,
             served=Path(__file__).with_name("served.py"),
             name=name,
             inputs=[ColSpec("binary", "image")],
-            example=pd.DataFrame({"image": [png(one.reshape(shape)) for one in first]}),
+            example=pd.DataFrame({"image": first}),
             metadata=metadata,
             packages=[*_NEEDED, *self._timm(folder)],
         )
@@ -142,6 +150,13 @@ class ImagePackager(ServedPackager):
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+
+
+def files_of(records: pa.Table, images: ImagesConfig) -> list[bytes]:
+    """Return the images of records, as files."""
+    stored: list[Any] = records.column(PIXELS).to_pylist()
+    shape = (images.size, images.size, images.channels)
+    return [png(np.frombuffer(one, np.uint8).reshape(shape)) for one in stored]
 
 
 def check_preparation(settings: Mapping[str, Any], images: ImagesConfig) -> None:

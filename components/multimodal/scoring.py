@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,14 +15,15 @@ from steadytrain.components.images import pixels
 from steadytrain.components.images.encoder import PIXELS
 from steadytrain.components.images.scoring import check_preparation, png
 from steadytrain.components.multimodal import fused
-from steadytrain.components.multimodal.encoder import IMAGES
+from steadytrain.components.multimodal.encoder import IMAGES, read_schema
 from steadytrain.components.multimodal.training import MultimodalClassification
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as table
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import plain_number
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import FEW, Components
 from steadytrain.components.tasks.scoring.classification import ClassScorer
 from steadytrain.components.tasks.served import ServedPackager, readable
 
@@ -95,6 +96,26 @@ class MultimodalPackager(ServedPackager):
         if image:
             check_preparation(image, self.config.data.images)
         return {"model": model, "inputs": inputs}
+
+    def measured(self, folder: Path, records: pa.Table, *, most: int = FEW) -> Artifact:
+        """Measure an exported model, which reads the image of a record as the content of a file."""
+        schema, some = read_schema(self.data), records.slice(0, most)
+        pictures = [
+            [None if one is None else png(one) for one in each]
+            for each in _pixels(self.config, self.data, some)
+        ]
+
+        def opened() -> Callable[[Mapping[str, Any]], object]:
+            model = fused.load(folder)
+            return lambda record: model.rows([record])
+
+        # A record alone may lack a column that others have.
+        names = dict.fromkeys((*schema.texts, *schema.others))
+        each = [
+            {**names, **record, **dict(zip(schema.pictures, images, strict=True))}
+            for record, images in zip(parsed(some), pictures, strict=True)
+        ]
+        return timed(folder, opened, each, late_libraries=True)
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]

@@ -1,10 +1,9 @@
-"""How far forecasts are from what came, and what an exported model costs its users."""
+"""How far forecasts are from what came."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,11 +16,9 @@ from steadytrain.components.series.model import (
     Known,
     SeriesModel,
     history,
-    load,
     naive_scale,
     shown,
 )
-from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.base import COLUMNS
@@ -145,18 +142,3 @@ def errors(model: SeriesModel, past: Sequence[Value], truth: Sequence[Value]) ->
             axis=0,
         ),
     }
-
-
-_SERIES: Final = 10
-
-
-def measured_series(folder: Path, data: DataRecord, *, most: int = _SERIES) -> Artifact:
-    """Measure an exported model, which forecasts series one by one, at most so many."""
-    calendar = Calendar(**read_series(data).calendar)
-    pasts, known = histories_of(read_values(data, calendar, "train", "validation"), calendar.step)
-
-    def opened() -> Callable[[str], object]:
-        model = load(folder)
-        return lambda name: model.forecasts({name: pasts[name]}, {name: model.horizon}, known)
-
-    return timed(folder, opened, [*pasts][:most])

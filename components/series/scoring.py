@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from steadytrain.components.series.encoder import NAME, TIME
-from steadytrain.components.series.errors import errors, read_values, values_in
+from steadytrain.components.series.errors import (
+    errors,
+    histories_of,
+    read_series,
+    read_values,
+    values_in,
+)
 from steadytrain.components.series.learner import export_with_code, new_model
-from steadytrain.components.series.model import FORECASTS, QUANTILES, SeriesModel, load
+from steadytrain.components.series.model import FORECASTS, QUANTILES, Calendar, SeriesModel, load
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Components, Part
 from steadytrain.components.tasks.scoring.table import score_table
 from steadytrain.components.tasks.served import ServedPackager, readable
+
+_SERIES: Final = 10
+"""Series that are forecast one by one, to measure a model."""
 
 
 class SeriesScorer(Part):
@@ -70,6 +80,22 @@ class SeriesPackager(ServedPackager):
                     remedy="register under another name",
                 )
         return {"model": model}
+
+    def measured(self, folder: Path, records: pa.Table, *, most: int = _SERIES) -> Artifact:
+        """Measure an exported model, which forecasts at most so many series one by one.
+
+        It does so from their histories, and not from records of the test side.
+        """
+        del records
+        calendar = Calendar(**read_series(self.data).calendar)
+        values = read_values(self.data, calendar, "train", "validation")
+        pasts, known = histories_of(values, calendar.step)
+
+        def opened() -> Callable[[str], object]:
+            model = load(folder)
+            return lambda name: model.forecasts({name: pasts[name]}, {name: model.horizon}, known)
+
+        return timed(folder, opened, [*pasts][:most])
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]

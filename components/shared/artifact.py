@@ -36,13 +36,20 @@ class Artifact(Record):
 
 
 def timed(
-    folder: Path, opened: Callable[[], Callable[[Any], object]], inputs: Sequence[Any]
+    folder: Path,
+    opened: Callable[[], Callable[[Any], object]],
+    inputs: Sequence[Any],
+    *,
+    late_libraries: bool = False,
 ) -> Artifact:
     """Measure an exported model.
 
     Args:
         opened: loads it, and returns what answers one of the inputs.
+        late_libraries: whether that may import the libraries, which do not count.
     """
+    if late_libraries:
+        opened()(inputs[0])
     before = _memory_from_now()
     answer, seconds = opened(), list[float]()
     for one in (inputs[0], *inputs):

@@ -1,7 +1,4 @@
-"""What a model of a table predicts when a column changes, and what it costs.
-
-Predictions are for records that it did not learn from. Its costs are time for a record, memory, and
-size.
+"""What a model of a table predicts when a column changes, for records that it did not learn from.
 
 Breiman 2001, "Random Forests" (permutation importance); Friedman 2001, "Greedy Function
 Approximation" (partial dependence). What is kept are the predictions for each record: an ensemble
@@ -10,17 +7,15 @@ mixes and calibrates those of its members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.records import Record
 from steadytrain.components.tabular.encoder import parsed
-from steadytrain.components.tabular.model import Preparation, TableModel, load
+from steadytrain.components.tabular.model import Preparation, TableModel
 
 _COLUMNS: Final = 40
 _PREDICTED: Final = 4000
@@ -137,21 +132,3 @@ def _dependence(model: TableModel, matrix: Any, name: str) -> Grid:
 
 def _rounded(values: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in np.asarray(values).tolist()]
-
-
-_RECORDS: Final = 50
-
-
-def measured(folder: Path, records: pa.Table, *, most: int = _RECORDS) -> Artifact:
-    """Measure an exported model.
-
-    Args:
-        records: of a held-out side.
-        most: how many of them are predicted one by one.
-    """
-
-    def opened() -> Callable[[Any], object]:
-        model = load(folder)
-        return lambda row: model.outputs([row], strict=False)
-
-    return timed(folder, opened, parsed(records.slice(0, most)))

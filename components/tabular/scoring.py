@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import TableModel, load, plain_number
-from steadytrain.components.tasks.base import Components, Part
+from steadytrain.components.tasks.base import FEW, Components, Part
 from steadytrain.components.tasks.scoring.classification import (
     ClassScorer,
     class_scores,
@@ -82,6 +84,13 @@ class TablePackager(ServedPackager):
             model = load(folder)
         self.check_labels(model.labels)
         return {"model": model}
+
+    def measured(self, folder: Path, records: pa.Table, *, most: int = FEW) -> Artifact:
+        def opened() -> Callable[[Any], object]:
+            model = load(folder)
+            return lambda row: model.outputs([row], strict=False)
+
+        return timed(folder, opened, parsed(records.slice(0, most)))
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]

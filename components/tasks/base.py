@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from steadytrain.components.shared.artifact import Artifact
+
 
 Components = Mapping[str, Any]
 """A model loaded for evaluation: "model" and what belongs to it (a tokenizer, a processor)."""
 
 
+FEW: Final = 50
+"""Records that are predicted one by one to measure a model, if nothing else is asked for."""
 MEASURED: Final = "measured"
 """In a micro-batch that is trained on: what `TrainingTask.measure` found in its global batch."""
 
@@ -255,6 +259,14 @@ class Packager(Protocol):
 
     def load_logged(self, model_uri: str) -> Components:
         """Load a logged or registered model for evaluation."""
+
+    def measured(self, folder: Path, records: pa.Table, *, most: int = FEW) -> Artifact:
+        """Measure what an exported model costs its users. Optional; searches need it.
+
+        Args:
+            records: of a held-out side.
+            most: how many of them are predicted one by one.
+        """
 
 
 @dataclass(frozen=True)

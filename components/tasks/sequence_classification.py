@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.model_source import resolve_config
-from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.base import FEW, Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import ClassTraining, Mixed
 from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.scoring.classification import ClassificationScorer
 from steadytrain.components.tasks.text import (
     R_DROP,
     TextHead,
@@ -143,6 +147,15 @@ class ClassifierPackager(TransformersPackager):
 
     training = SequenceClassification
     pipeline = "text-classification"
+
+    def measured(self, folder: Path, records: pa.Table, *, most: int = FEW) -> Artifact:
+        def opened() -> Callable[[pa.Table], object]:
+            components = self.load_exported(folder)
+            scorer = ClassificationScorer(self.config, self.data)
+            return lambda record: scorer.score(components, record)
+
+        each = [records.slice(row, 1) for row in range(min(most, records.num_rows))]
+        return timed(folder, opened, each, late_libraries=True)
 
 
 def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:

@@ -19,7 +19,7 @@ from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.effects import Section, at_odds
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.pipelines.pod_names import Pipeline
-from steadytrain.pipelines.sources import configuration_for
+from steadytrain.pipelines.searches import configuration_for
 
 Rounding = Literal["standard", "summer"]
 

@@ -29,8 +29,8 @@ from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.compile import Finding, compile_pipeline, read_pipeline, steps
 from steadytrain.pipelines.early_checks import check_plugins, check_submitted
 from steadytrain.pipelines.pod_names import MOUNT_PATH, Pipeline
+from steadytrain.pipelines.searches import configuration_for
 from steadytrain.pipelines.server.follow import PipelineOutcome, RunPods, Steps, follow
-from steadytrain.pipelines.sources import configuration_for
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def submit(
         overrides: "a.b=value" strings, or a mapping with the same content.
         pipeline: "retrain" looks for new data first, and ends early if there is none. "tune"
             searches for better settings first. "cross-validate" trains and scores on every fold.
-            "automl" finds the best model of a table.
+            "automl" finds the best model of some data.
         host: the server's address (see `connect`).
         namespace: your namespace on a multi-user server.
         experiment: "" means the configuration's `tracking.experiment`.

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from steadytrain.components.automl.design import SearchDesign
+from steadytrain.components.automl.portfolio import Configuration, portfolio
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.tune.history import Trial
 
 _MEASURED = {
     "fit_seconds",
@@ -30,3 +37,28 @@ def without_times(board: dict[str, Any]) -> dict[str, Any]:
     ]
     kept = ("best_params", "best_score", "corrected_score", "better_than_default_lightgbm")
     return {"rows": rows, "skipped": board["skipped"]} | {name: board[name] for name in kept}
+
+
+def simulated(
+    config: RunConfig, loss: Callable[[Configuration], float], after: int
+) -> tuple[Sequence[Configuration], SearchDesign]:
+    """Let a search suggest and end all its units, one after another.
+
+    Args:
+        loss: of a configuration.
+        after: how many configurations follow the portfolio.
+
+    Returns:
+        The portfolio, and the design after the last unit.
+    """
+    known, _ = portfolio(config)
+    history: Any = SimpleNamespace(
+        queued=[item.as_plain() for item in known], trials=[], running={}
+    )
+    design = SearchDesign(config, history, lambda place: loss(design.configurations[place]))
+    for number in range((len(known) + after) * config.cross_validation.splits):
+        assert design.ready(number)
+        params = design.suggest(number, {}, lambda _: True)
+        assert params is not None
+        history.trials.append(Trial(number, params, 1, status="finished"))
+    return known, design

@@ -342,3 +342,7 @@ IMAGES: Final = ("image_classification",)
 """The tasks that learn from images."""
 SERIES: Final = ("forecasting",)
 """The tasks that forecast time series."""
+TEXTS: Final = ("sequence_classification",)
+"""The tasks that learn the class of a text."""
+NETWORKS: Final = (*IMAGES, *MULTIMODAL, *TEXTS)
+"""The tasks whose searches compare networks that PyTorch trains."""

@@ -210,6 +210,13 @@ def threads_of_rank(compute: ComputeConfig, parallel: int) -> int:
     return threads_of_each(parallel * compute.nproc_per_node, compute.threads_per_rank)
 
 
+def most_at_once(compute: ComputeConfig) -> int:
+    """Return how many trials this machine can train at once, each on cores or GPUs of its own."""
+    if device_name(compute) == CPU:
+        return len(os.sched_getaffinity(0))
+    return max(1, len(_gpus()) // compute.nproc_per_node)
+
+
 def divide(compute: ComputeConfig, parallel: int) -> list[Slot]:
     """Return a slot for each of the trials that train at once.
 

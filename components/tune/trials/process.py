@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.data_sections import SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import NETWORKS, SERIES, TABLES
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
@@ -53,6 +53,8 @@ from steadytrain.components.tune.trials.folder import (
 )
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
+_SEARCHED: Final = (*TABLES, *SERIES, *NETWORKS)
+"""The tasks that a search compares models of."""
 _LOOK_SECONDS = 0.2
 _SOONER: Final = 500
 """How much sooner the kernel ends a trial than other processes, in thousandths of its memory."""
@@ -123,9 +125,6 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     # Imported late: torch and MLflow take seconds, and other trials score nothing.
     from steadytrain.components.evaluate.paired import store_table
     from steadytrain.components.evaluate.scoring import judged_records, score_candidate
-    from steadytrain.components.series.errors import measured_series
-    from steadytrain.components.tabular.explained import explain, measured
-    from steadytrain.components.tabular.model import load as load_table
     from steadytrain.components.tasks.base import OpenTask
 
     task = OpenTask(config, data)
@@ -137,13 +136,20 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
         if isinstance(event, TrainingFinished)
     )
     files = {LABELS: json.dumps(data.labels).encode(), PEAK: b"%d" % max(ended, default=0)}
-    if config.data.task in TABLES:
-        files[ARTIFACT] = measured(model, records).model_dump_json().encode()
-        explained = explain(load_table(model), records, config.cross_validation.fold or 0)
-        files[EXPLAINED] = explained.model_dump_json().encode()
-    if config.data.task in SERIES:
-        files[ARTIFACT] = measured_series(model, data).model_dump_json().encode()
+    if config.data.task in _SEARCHED:
+        files[ARTIFACT] = task.packager.measured(model, records).model_dump_json().encode()
+        files[EXPLAINED] = _explained(config, model, records)
     store_table(target, table.replace_schema_metadata(files))
+
+
+def _explained(config: RunConfig, model: Path, records: Any) -> bytes:
+    if config.data.task not in TABLES:
+        return b"null"
+    from steadytrain.components.tabular.explained import explain
+    from steadytrain.components.tabular.model import load as load_table
+
+    found = explain(load_table(model), records, config.cross_validation.fold or 0)
+    return found.model_dump_json().encode()
 
 
 class _Driver:

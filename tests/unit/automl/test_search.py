@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -12,7 +11,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import create_trial
 
 from steadytrain.components.automl.board import Board, Row
-from steadytrain.components.automl.design import SearchDesign, as_automl
+from steadytrain.components.automl.design import as_automl
 from steadytrain.components.automl.plan import lines, plan
 from steadytrain.components.automl.portfolio import (
     DEFAULT,
@@ -28,9 +27,10 @@ from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import Interval
-from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.space import seed_of
-from steadytrain.pipelines import sources
+from steadytrain.pipelines import searches
+
+from support.searched import simulated
 
 FOLDS, AFTER = 8, 6
 
@@ -49,15 +49,7 @@ def loss(configuration):
 
 
 def searched(config, loss=loss, after=AFTER):
-    """Let a search suggest and end all its units, one after another; return its configurations."""
-    known, _ = portfolio(config)
-    history = SimpleNamespace(queued=[item.as_plain() for item in known], trials=[], running={})
-    design = SearchDesign(config, history, lambda place: loss(design.configurations[place]))
-    for number in range((len(known) + after) * FOLDS):
-        assert design.ready(number)
-        params = design.suggest(number, {}, lambda _: True)
-        history.trials.append(Trial(number, params, 1, status="finished"))
-    return known, design
+    return simulated(config, loss, after)
 
 
 def by_optuna(known, place, config):
@@ -156,26 +148,28 @@ def table(folder, rows=40, columns=2):
 
 def test_fields_that_a_search_chooses_are_named_as_not_used(tmp_path):
     own = {"training.learning_rate": 0.5, "model.config.num_leaves": 7, "training.seed": 3}
-    config, remarks = sources.searched("", {**table(tmp_path), **own, "model.framework": "xgboost"})
+    config, remarks = searches.searched(
+        "", {**table(tmp_path), **own, "model.framework": "xgboost"}
+    )
     (said,) = [it for it in remarks if it.startswith("not used: ")]
     assert said.startswith(
         "not used: model.config.num_leaves, model.framework, training.learning_rate. "
     )
     monotone = {"model.config.monotone": {"c0": 1}}
-    config, remarks = sources.searched("", {**table(tmp_path), **monotone})
+    config, remarks = searches.searched("", {**table(tmp_path), **monotone})
     assert "not used" not in str(remarks)
     assert as_automl(config).model.config["monotone"] == {"c0": 1}
-    assert "not used" not in str(sources.searched("vote", {"output": str(tmp_path)})[1])
+    assert "not used" not in str(searches.searched("vote", {"output": str(tmp_path)})[1])
     path = tmp_path / "own.yaml"
     path.write_text("training: {metric_for_best_model: accuracy, greater_is_better: true}")
-    config, remarks = sources.searched(path, table(tmp_path))
+    config, remarks = searches.searched(path, table(tmp_path))
     assert "not used: training.metric_for_best_model. " in str(remarks)
     # The board counts the steps of the lowest loss.
     assert as_automl(config).training.metric_for_best_model is None
 
 
 def test_units_of_a_table_need_no_gpus(tmp_path):
-    config, _ = sources.searched("", {**table(tmp_path), "compute.device": "auto"})
+    config, _ = searches.searched("", {**table(tmp_path), "compute.device": "auto"})
     assert as_automl(config).compute.device == "cpu"
 
 
@@ -194,20 +188,20 @@ def test_limit_on_the_cost_needs_a_price(section):
 def test_planned_cost_is_that_of_all_units_and_grows_with_columns(tmp_path):
     def planned(**more):
         price = {"compute.price_per_hour": 36, "automl.quality": "fast"}
-        return plan(as_automl(sources.searched("", {**table(tmp_path), **price, **more})[0]))
+        return plan(as_automl(searches.searched("", {**table(tmp_path), **price, **more})[0]))
 
     one = planned(**{"automl.budget.parallel": 1})
     four = planned(**{"automl.budget.parallel": 4})
     assert one.usd == four.usd == pytest.approx(one.training_seconds / 100)
     assert (one.seconds, four.seconds) == (one.training_seconds, four.training_seconds / 4)
-    few, _ = sources.searched(
+    few, _ = searches.searched(
         "", {**table(tmp_path), "automl.budget.units": 11, "automl.quality": "fast"}
     )
     few = as_automl(few)
     text = "\n".join(lines(few, plan(few)))
     assert "portfolio   dummy\nportfolio   linear\nnot begun   LightGBM, its defaults: the" in text
     table(tmp_path, columns=200)
-    config, _ = sources.searched(
+    config, _ = searches.searched(
         "", {"data.source": [str(tmp_path / "t.csv")], "data.target": "y", "automl.quality": "fast"}
     )
     wide = plan(as_automl(config))

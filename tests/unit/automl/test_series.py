@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from steadytrain.components.automl import board, results
+from steadytrain.components.automl import board
 from steadytrain.components.automl.board import Board, Row, alone_in
 from steadytrain.components.automl.calibration import promised
 from steadytrain.components.automl.design import (
@@ -25,13 +25,13 @@ from steadytrain.components.automl.portfolio import DEFAULT, Configuration, fami
 from steadytrain.components.automl.results import best_config
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.automl.unit_scores import forecasts_of, out_of_fold
-from steadytrain.components.series.errors import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
+from steadytrain.components.series.scoring import SeriesPackager
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tune.history import Trial
-from steadytrain.pipelines.sources import searched
+from steadytrain.pipelines.searches import searched
 
 from support.series import FIRMS, firms, prepared
 from support.tables import write_csv
@@ -190,7 +190,7 @@ def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
 
 def test_forecasts_by_a_packages_own_framework_are_trained_as_in_the_search(tmp_path, monkeypatch):
     # As if PyTorch were one.
-    monkeypatch.setattr(results, "LEARNERS", {})
+    monkeypatch.setattr(board, "LEARNERS", {})
     firms().to_csv(tmp_path / "table.csv", index=False)
     given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
     config, _ = searched("", {**given, "output": str(tmp_path / "output")})
@@ -309,7 +309,7 @@ def test_an_exported_model_is_measured(tmp_path):
     config, data = prepared(tmp_path, firms(), *FIRMS, "model.config={model_type: seasonal_naive}")
     (tmp_path / "model").mkdir()
     StatisticalLearner(config, data).export(tmp_path / "model")
-    found = measured_series(tmp_path / "model", data)
+    found = SeriesPackager(config, data).measured(tmp_path / "model", pa.table({}))
     size = sum(path.stat().st_size for path in (tmp_path / "model").iterdir())
     assert found.size_mb == pytest.approx(size / 1e6, abs=1e-4)
     assert 0 < found.latency_p50_ms <= found.latency_p99_ms

@@ -7,7 +7,7 @@ import pytest
 
 from steadytrain.components.automl.task import task_of
 from steadytrain.components.shared.errors import ConfigError, DataError
-from steadytrain.pipelines.sources import searched
+from steadytrain.pipelines.searches import searched
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 
 from steadytrain.components.preprocess import inspection
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
-from steadytrain.pipelines.sources import is_data, name_for, open_source, searched
+from steadytrain.pipelines.searches import searched
+from steadytrain.pipelines.sources import is_data, name_for, open_source
 
 from support.odd import call
 

@@ -19,7 +19,7 @@ from steadytrain.components.series.model import Calendar
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.pipelines.early_checks import check_plugins
-from steadytrain.pipelines.sources import searched
+from steadytrain.pipelines.searches import searched
 
 from support.series import FIRMS, MONTHLY, firms, monthly, prepared, series_config
 

