@@ -57,6 +57,9 @@ from steadytrain.components.tune.history import History, Trial
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.folder import EXPLAINED, LABELS, PEAK
 
+LIGHTGBM: Final = "default LightGBM"
+FREQUENCIES: Final = "the frequencies of the classes"
+"""What networks, which LightGBM does not compare with, have to be better than."""
 _CONFIDENCE: Final = 0.95
 
 
@@ -119,7 +122,7 @@ class Board:
     calibration: of the winner.
     decided: the metric that decisions are made for, without and with them, corrected too; empty if
         the likeliest class is predicted, or each label from a half on.
-    better: default LightGBM's loss minus the corrected one; None without that configuration. The
+    better: the loss of `baseline` minus the corrected one; None without that. The
         ends are NaN if too few records, groups or series are independent to tell.
     skipped: why a configuration has no row, by name.
     labels: the classes; empty for numbers.
@@ -128,6 +131,7 @@ class Board:
         for classes.
     forecasts: the winner's out-of-fold scores of time series.
     sets: whether a record has any number of the labels.
+    baseline: what the winner is compared with by `better`.
     """
 
     rows: Sequence[Row]
@@ -144,6 +148,7 @@ class Board:
     numbers: Sequence[tuple[float, float]] = ()
     forecasts: pa.Table | None = None
     sets: bool = False
+    baseline: str = LIGHTGBM
 
 
 def mean_loss(config: RunConfig, folder: Path, trials: Sequence[Trial]) -> float | None:
@@ -217,7 +222,14 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         promised(results, costs, decision, rounds=rounds),
         fitted(results, weights, decision),
     )
-    default = [index for index, row in enumerate(rows) if row.configuration.name == DEFAULT]
+    default = [
+        results.predicted[index]
+        for index, row in enumerate(rows)
+        if row.configuration.name == DEFAULT
+    ]
+    networks = study.config.data.task in NETWORKS
+    if networks:
+        default = [results.frequencies()]
     mixed, honest = results.mixed(weights), promise.losses
     predicted = mixed
     if results.chances:
@@ -228,9 +240,7 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         dict(sorted(weights.items())),
         float(results.losses(predicted).mean()),
         float(honest.mean()),
-        _difference(results.losses(results.predicted[default[0]]) - honest, results)
-        if default
-        else None,
+        _difference(results.losses(default[0]) - honest, results) if default else None,
         skipped,
         labels,
         float(promise.uncalibrated.mean()),
@@ -248,6 +258,7 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         _first_numbers(mixed, results, study.config.cross_validation.folds),
         None if results.scale is None else forecasts_of(tables, weights, results),
         sets=study.config.data.task in LABEL_SETS,
+        baseline=FREQUENCIES if networks else LIGHTGBM,
     )
 
 

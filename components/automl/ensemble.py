@@ -74,6 +74,19 @@ class OutOfFold:
             return np.flatnonzero(~np.isin(self.fold, self.fold[rows]))
         return np.flatnonzero(~np.isin(self.units, self.units[rows]))
 
+    def frequencies(self) -> FloatArray:
+        """Return the share of each row's class among the rows that do not depend on its fold.
+
+        As by Laplace's rule of succession, each class counts once more.
+        """
+        result, classes = np.zeros(len(self.fold)), int(self.classes.max()) + 1
+        for fold in np.unique(self.fold):
+            inside = np.flatnonzero(self.fold == fold)
+            others = self.classes[self.independent_of(inside)]
+            counts = np.bincount(others, minlength=classes) + 1
+            result[inside] = (counts / counts.sum())[self.classes[inside]]
+        return result
+
     def losses(self, mean: FloatArray) -> FloatArray:
         """Return the loss of each row, in nats, squared or scaled: of the shape of `mean`."""
         if self.truth is None:

@@ -60,13 +60,14 @@ _LOSSES: Final = {
 """What the loss of a record is; in nats for other tasks."""
 
 
-def write_search(study: Study, folder: Path) -> None:
+def write_search(study: Study, folder: Path, *, epochs: bool = False) -> None:
     """Write the board of a search, `best.yaml` and the page.
 
     Args:
         folder: of the study.
+        epochs: see `best_config`.
     """
-    write_page(render(study, write_board(study, folder), None), folder)
+    write_page(render(study, write_board(study, folder, epochs=epochs), None), folder)
 
 
 def finish(study: Study, board: Board, folder: Path, judgment: Mapping[str, Any]) -> str:
@@ -144,7 +145,7 @@ def _tiles(
     if board and board.better:
         low = board.better.low
         verdict = "undecided" if math.isnan(low) else "yes" if low > 0 else "no"
-        yield "Better than default LightGBM", verdict, "by more than chance"
+        yield f"Better than {board.baseline}", verdict, "by more than chance"
     finished = sum(trial.status == "finished" for trial in study.history.trials)
     yield "Units", f"{finished:,}", f"{study.history.failed:,} failed"
     yield time_tile(study)

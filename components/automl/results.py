@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.automl.board import Board, Row, alone_in, board_of, shares
+from steadytrain.components.automl.board import (
+    FREQUENCIES,
+    LIGHTGBM,
+    Board,
+    Row,
+    alone_in,
+    board_of,
+    shares,
+)
 from steadytrain.components.automl.portfolio import DEFAULT, families
 from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig, from_mapping
@@ -22,6 +30,8 @@ from steadytrain.components.tune.results import BEST
 from steadytrain.components.tune.study import Study, study_name
 
 BOARD: Final = "board.json"
+_NO_STEPS: Final = -1
+"""The value of `training.max_steps` with which the epochs count."""
 _METRICS: Final = {"tabular_regression": "squared_error", "forecasting": "mase"}
 """The metric that scores are, where it is not the loss in nats."""
 
@@ -36,17 +46,23 @@ FIGURES: Final = (
 """What MLflow and Kubeflow show of a board, by the names of `summary`."""
 
 
-def best_config(study: Study, board: Board) -> RunConfig:
+def best_config(study: Study, board: Board, *, epochs: bool = False) -> RunConfig:
     """Return the configuration that trains the winner on everything but the test side.
 
     Its members train as many steps as in the search: the mean over the folds. What no ensemble has,
     such as networks and forecasts by a package's own framework, is trained as in the search.
+
+    Args:
+        epochs: whether its length is `training.num_train_epochs`. A study counts the steps of a
+            unit, and the winner learns from more records.
     """
     known, members = families(), list[dict[str, Any]]()
     judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
     first = board.rows[next(iter(board.weights))].configuration
     if alone_in(study.config, [first]):
         fields = {**first.fields(known[first.family]), **judged}
+        if epochs:
+            fields["training.max_steps"] = _NO_STEPS
         return from_mapping(changed(study.config, fields))
     for index, weight in board.weights.items():
         row = board.rows[index]
@@ -116,9 +132,8 @@ def summary(study: Study, board: Board | None) -> dict[str, Any]:
         "calibration": {} if board is None else _calibrated(board),
         "decision": _decision(study, board),
         "compared": 0 if board is None else len(board.rows),
-        "better_than_default_lightgbm": None
-        if board is None or board.better is None
-        else {**_ends(board.better), "by_more_than_chance": board.better.low > 0},
+        "better_than_default_lightgbm": _gain(board, LIGHTGBM),
+        "better_than_frequencies": _gain(board, FREQUENCIES),
         "configurations": [] if board is None else [_plain(row) for row in board.rows],
         "importance": {}
         if board is None or board.explanation is None
@@ -132,6 +147,12 @@ def summary(study: Study, board: Board | None) -> dict[str, Any]:
         "wall_seconds": history.elapsed,
         "usd": study.usd(study.hours),
     }
+
+
+def _gain(board: Board | None, baseline: str) -> dict[str, float | bool | None] | None:
+    if board is None or board.better is None or board.baseline != baseline:
+        return None
+    return {**_ends(board.better), "by_more_than_chance": board.better.low > 0}
 
 
 def _ends(interval: Interval) -> dict[str, float | None]:
@@ -165,11 +186,15 @@ def _plain(row: Row) -> dict[str, Any]:
     }
 
 
-def write_board(study: Study, folder: Path) -> Board | None:
-    """Write `board.json` and, if there is a winner, `best.yaml`; return what the search found."""
+def write_board(study: Study, folder: Path, *, epochs: bool = False) -> Board | None:
+    """Write `board.json` and, if there is a winner, `best.yaml`; return what the search found.
+
+    Args:
+        epochs: see `best_config`.
+    """
     board, storage = board_of(study, folder), LocalStorage(folder)
     if board is not None and board.weights:
-        storage.write(BEST, best_config(study, board).to_yaml().encode())
+        storage.write(BEST, best_config(study, board, epochs=epochs).to_yaml().encode())
     storage.write(BOARD, f"{json.dumps(summary(study, board), indent=2)}\n".encode())
     return board
 
@@ -260,8 +285,7 @@ def verdicts(board: Board) -> Iterator[tuple[str, str]]:
             f"promise {number(decided)}, and {number(likeliest)} if {other} were predicted; "
             f"{what}: {weights}",
         )
-    if board.better is not None or DEFAULT in board.skipped:
-        yield "better than default LightGBM by more than chance?", _better(board)
+    yield f"better than {board.baseline} by more than chance?", _better(board)
 
 
 def _better(board: Board) -> str:

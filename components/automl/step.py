@@ -60,7 +60,7 @@ def of_search(config: RunConfig) -> dict[str, Any]:
         config: of the study (`as_automl`).
     """
     return {
-        "write": write_search,
+        "write": partial(write_search, epochs=config.training.max_steps <= 0),
         "first": partial(first_configurations, config),
         "design": new_design(study_folder(config), mean_loss, members_of),
         "imports": shared_imports(config),

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -33,6 +34,8 @@ _STRAY: Final = 0.05
 """Share of values up to which those that are not numbers are errors in a column of numbers."""
 _WORDS: Final = 4.0
 """Mean number of words from which a column of different texts is text."""
+_DATED: Final = re.compile(r"\s*\d{1,4}([./-])\d{1,2}\1\d{1,4}(\D|$)")
+"""Three numbers as a date has them, in any order, such as 31.01.2024."""
 _SHOWN: Final = 3
 _MANY: Final = 10
 """Columns for which the same is said one by one."""
@@ -84,6 +87,8 @@ class Table(BaseModel):
     """The columns of a table, in the order of their names.
 
     unread_elsewhere: what was found by `unread` on the other sides.
+    copies: records of each held-out side that one of the training side equals in the target and
+        all that is learned from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,6 +96,7 @@ class Table(BaseModel):
     target: str
     columns: list[Column]
     unread_elsewhere: list[str] = []
+    copies: dict[str, int] = {}
 
     @property
     def features(self) -> dict[str, Kind]:
@@ -122,6 +128,26 @@ class Table(BaseModel):
             elif column.note:
                 yield f"{name} {column.note}"
         yield from self.unread_elsewhere
+        unlearned = ", ".join(repr(readable(name)) for name in self.unlearned[:_SHOWN])
+        for side, count in self.copies.items():
+            yield (
+                f"{count:,} records of the {side} side equal one of the training side in the "
+                f"target and all columns that are learned from; they differ in others, such as "
+                f"{unlearned}. Their scores may be too good: name the columns to learn from in "
+                "data.features, and equal records are on one side"
+            )
+
+    @property
+    def unlearned(self) -> list[str]:
+        """The columns with several values that are not learned from."""
+        return [it.name for it in self.columns if not it.kind and it.distinct > 1]
+
+    def copied(self, known: Iterable[tuple[Mapping[str, Any], Any]]) -> Iterator[tuple[Any, ...]]:
+        """Yield for each record and its target what is the same of equal ones."""
+        names = [*self.features]
+        for record, target in known:
+            # Lists and mappings are no keys.
+            yield target, *(json.dumps(record.get(name), sort_keys=True) for name in names)
 
     def _infinite(self) -> Iterator[str]:
         """Yield a sentence about infinite values: one for each column, or for many together."""
@@ -344,7 +370,8 @@ def _other_kind(
     undated = [value for value in present if not _is_date(value)]
     if not undated:
         return "date", "", ""
-    if len(undated) < len(present) / 2:
+    likely = len(present) - len(undated) + sum(bool(_DATED.match(str(it))) for it in undated)
+    if likely > len(present) / 2:
         example = str(undated[0])[:40]
         odd = f"has {len(undated):,} values that are not dates in ISO 8601, such as {example!r}"
     words = sum(len(str(value).split()) for value in present) / len(present)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -145,7 +145,21 @@ class TableEncoder:
                 + ("; ".join(description.remarks()) or "the target is the only one"),
                 remedy="give more columns, or check data.target and data.features",
             )
-        return with_unread(description, sides)
+        held_out: dict[Side, list[pa.Table]] = {
+            "validation": [*sides["validation"]],
+            "test": [*sides["test"]],
+        }
+        described = with_unread(description, held_out)
+        if self.data.columns.time or not described.unlearned:
+            # All equal records are on one side, or at different times.
+            return described
+        known = {*described.copied(zip(records, map(_hashable, labels), strict=True))}
+        copies = {
+            side: count
+            for side, tables in held_out.items()
+            if (count := sum(one in known for one in described.copied(_with_targets(tables))))
+        }
+        return described.model_copy(update={"copies": copies})
 
 
 class ClassTableEncoder(TableEncoder):
@@ -335,6 +349,18 @@ def _values(record: Content) -> dict[str, Any]:
 def parsed(rows: Any) -> list[Mapping[str, Any]]:
     """Return the records of rows, or of test records, without their targets."""
     return [json.loads(text) for text in rows[FEATURES].to_pylist()]
+
+
+def _with_targets(tables: Iterable[pa.Table]) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """Yield the values and the target of each record."""
+    for table in tables:
+        labels = map(_hashable, table["label"].to_pylist())
+        yield from zip(parsed(table), labels, strict=True)
+
+
+def _hashable(label: Any) -> Any:
+    """Return a target as a key: a record may have several labels."""
+    return tuple(label) if isinstance(label, list) else label
 
 
 def with_unread(table: Table, sides: Mapping[Side, Iterable[pa.Table]]) -> Table:

@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
@@ -72,6 +70,10 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
     board = board_of(tmp_path / "whole")
     assert (board["trials"], board["trials_completed"]) == (8, 8)
     assert board["better_than_default_lightgbm"] is None
+    assert board["better_than_frequencies"]["by_more_than_chance"] is True
+    # Ten classes, almost as frequent.
+    gain = board["better_than_frequencies"]["value"]
+    assert gain + board["corrected_score"] == pytest.approx(np.log(10), abs=0.05)
     assert board["test"]["compared"] == 2
     assert board["calibration"] == {}
     assert min(board["artifact"][name] for name in ("latency_p50_ms", "size_mb")) > 0
@@ -94,6 +96,10 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
     # Each choice is between the same two on three of the folds.
     assert board["corrected_score"] >= board["best_score"] - 1e-12
 
+    # A unit learns from three quarters of the 280 records.
+    assert max(step for row in board["configurations"] for step in row["steps"]) <= 6 * 4
+    assert trained(tmp_path / "whole", told["run"]).steps == 6 * 5
+
     output = tmp_path / "killed"
     for finished in (1, 5):
         driver = subprocess.Popen(
@@ -108,7 +114,8 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
         driver.wait()
     again = searched(source, output, epochs)
     assert without_times(board_of(output)) == without_times(board)
-    assert weights(output, again["run"]) == weights(tmp_path / "whole", told["run"])
+    winners = trained(output, again["run"]), trained(tmp_path / "whole", told["run"])
+    assert winners[0].weights_digest == winners[1].weights_digest
 
     answers = predicted(told, source, tmp_path / "whole", tmp_path / "answers.jsonl")
     right = [answer["prediction"] == answer["source"].split("/")[-2] for answer in answers]
@@ -116,8 +123,8 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
     assert np.mean(right) > 0.9
 
 
-def weights(output, run):
-    return weights_digest(Path(TrainRecord.load(Workspace(output, run).record("train")).model))
+def trained(output, run):
+    return TrainRecord.load(Workspace(output, run).record("train"))
 
 
 @pytest.mark.slow

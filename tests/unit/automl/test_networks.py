@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.automl import design
-from steadytrain.components.automl.board import Board, Row, alone_in
+from steadytrain.components.automl.board import FREQUENCIES, Board, Row, alone_in
 from steadytrain.components.automl.calibration import Calibration, fitted, promised
 from steadytrain.components.automl.design import as_automl, first_configurations
 from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.plan import plan
 from steadytrain.components.automl.portfolio import RATE, portfolio
-from steadytrain.components.automl.results import best_config, verdicts
+from steadytrain.components.automl.results import best_config
 from steadytrain.components.automl.unit_scores import out_of_fold
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.searches import searched
@@ -231,6 +231,12 @@ def test_network_wins_alone_and_predicts_as_it_is(folder):
     assert fitted(found, {0: 1}, "likeliest") == Calibration()
     promise = promised(found, [], "likeliest")
     assert promise.losses == pytest.approx(promise.uncalibrated, rel=1e-4)
+    # Of its own class, each record knows the share in the other three folds.
+    shares = found.frequencies()
+    for row in (0, 7):
+        others = [label for place, label in enumerate(truth) if place % 4 != row % 4]
+        count = others.count(truth[row])
+        assert shares[row] == pytest.approx((count + 1) / (len(others) + 2))
     # Tables of the same predictions have an ensemble that is calibrated.
     free = out_of_fold(tables)
     assert len(chosen(free)) == 2
@@ -241,12 +247,15 @@ def test_winner_is_trained_again_as_it_was_in_the_search(folder):
     config = as_automl(automl(folder)[0])
     known = portfolio(config)[0]
     row = Row(known[0], 1.0, 0.1, {}, 1.0, [], [80, 40], "")
-    found = Board([row], {0: 1}, 1.0, 1.2, None, {})
+    found = Board([row], {0: 1}, 1.0, 1.2, None, {}, baseline=FREQUENCIES)
     best = best_config(SimpleNamespace(config=config), found)
     assert best.model.config["model_type"] == "resnet"
     assert best.training.learning_rate == known[0].settings[RATE]
     assert best.training.image_augmentation.shift == 0.07
     assert best.training.load_best_model_at_end
     assert best.gate.promised == 1.2
-    # LightGBM does not learn from images.
-    assert [label for label, _ in verdicts(found)] == ["winner", "promised"]
+    training = config.training.model_copy(update={"max_steps": 30})
+    study = SimpleNamespace(config=config.model_copy(update={"training": training}))
+    # A study counts the steps of a unit, which learns from fewer records than the winner.
+    steps = [best_config(study, found, epochs=by).training.max_steps for by in (False, True)]
+    assert steps == [30, -1]

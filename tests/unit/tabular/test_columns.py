@@ -95,6 +95,19 @@ def test_values_that_are_not_dates_are_counted():
     assert "has 1 values that are not dates in ISO 8601, such as 'soon'" in different.reason
 
 
+def test_dates_in_another_form_are_named():
+    days = cycled("31/01/2024", "01/12/2023", None, "05/05/2020 10:30", "07/05/2020")
+    found = column(days)
+    assert found.kind == "category"
+    assert "has 48 values that are not dates in ISO 8601, such as '31/01/2024'" in found.note
+    assert "learned as categories" in found.note
+    different = column([f"{row % 28 + 1}.{row % 12 + 1}.{1950 + row}" for row in range(ROWS)])
+    assert different.kind is None
+    assert "has 60 values that are not dates in ISO 8601, such as '1.1.1950'" in different.reason
+    for values in (cycled("1/2", "a-b"), cycled("10-2", "3.4.5.6"), cycled("555-12-x", "1.2")):
+        assert "dates" not in column(values).note
+
+
 def test_many_columns_of_one_value_share_a_sentence():
     columns = {f"c{number:04d}": ["same"] * ROWS for number in range(3000)}
     columns |= {"gone": [None] * ROWS, "x": cycled("red", "green", "blue")}

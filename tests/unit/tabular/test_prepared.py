@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -101,6 +102,38 @@ def test_values_of_another_kind_are_counted_once_for_a_side_in_several_parts():
     sides = {"train": [rows(range(30))], "validation": [], "test": [rows(["a", 1]), rows(["b"])]}
     (remark,) = encoder.describe(sides).remarks()
     assert "the test side has 2 values" in remark
+
+
+def repeated(folder, *overrides):
+    """Prepare 100 records three times, each time with another number; return the warnings, too."""
+    chance = np.random.default_rng(0)
+    values, target = chance.integers(1000, size=100), chance.integers(2, size=100)
+    records = [
+        {"serial": f"r{row:04}", "x": int(values[row % 100]), "target": int(target[row % 100])}
+        for row in range(300)
+    ]
+    folder.mkdir()
+    _, data = prepared(folder, records, *overrides)
+    said = json.loads(data.path("card.json").read_text())["warnings"]
+    sides = [{*map(keyed, *read_side(data, side))} for side in ("train", "validation")]
+    return sides, [keyed(*pair) for pair in zip(*read_side(data, "validation"), strict=True)], said
+
+
+def keyed(record, target):
+    return record["x"], int(target)
+
+
+def test_records_that_differ_only_in_what_is_not_learned_are_counted_on_held_out_sides(tmp_path):
+    (train, _), held_out, said = repeated(tmp_path / "all")
+    count = sum(one in train for one in held_out)
+    assert count > 0.8 * len(held_out)
+    (validation,) = [it for it in said if "records of the validation side equal one" in it]
+    assert validation.startswith(f"{count} records of the validation side")
+    assert "they differ in others, such as 'serial'" in validation
+    assert len([it for it in said if "records of the test side equal one" in it]) == 1
+    (train, validation), _, said = repeated(tmp_path / "named", "data.features=[x]")
+    assert not train & validation
+    assert not [it for it in said if "equal one of the training side" in it]
 
 
 def test_named_features_are_the_only_ones(tmp_path):
