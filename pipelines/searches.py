@@ -6,11 +6,11 @@ a search does not use.
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,16 @@ _OF_LEARNERS: Final = (
 """What it chooses too where it compares learners of tables and series."""
 _OF_NETWORKS: Final = ("images", "sequence_length", "near_duplicate_threshold")
 """Fields of `data` that the tasks of tables do not read."""
+_OF_PRESET: Final = ("max_record_bytes", "sequence_length")
+"""Fields of `data` that the preset of a network's task sets."""
+_OF_MIXED: Final = (
+    *("source", "format", "csv", "exclude", "target", "features", "images"),
+    *("max_record_bytes", "max_bad_share"),
+)
+"""Fields of `data` that say how mixed records are read."""
+_COLUMNS: Final = ("text", "image", "group", "slice")
+_OF_IMAGES: Final = ("missing_file", "broken_image", "huge_image", "too_long")
+"""Defects of records whose images are not read."""
 _ROWS: Final = 200
 """Records that show what images and columns there are."""
 _LARGEST: Final = 64
@@ -93,10 +103,10 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
     if not data.get("source"):
         raise _missing("source")
     content.setdefault("name", name_for(str(listed(data["source"])[0])))
-    remarks = []
+    remarks = list[str]()
     if "task" not in data:
-        data["task"], reason = _task(data)
-        remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
+        data["task"], reason, more = _task(data)
+        remarks += [f"task {data['task']}, since {reason}; data.task sets another one", *more]
     task = data["task"]
     if not data.get("target") and task not in (*IMAGES, *TEXTS):
         raise _missing("target")
@@ -108,7 +118,7 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
             "automl.constraints.frameworks limits it, and model.config.monotone holds for all",
         )
     if task in NETWORKS:
-        remarks += _complete(content, given.get("model") or {})
+        remarks += _complete(content, given)
     else:
         content["model"] = _learner(content)
     if task not in SERIES:
@@ -134,28 +144,52 @@ def _missing(field: str) -> BadInput:
     )
 
 
-def _task(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the task of data, and the reason."""
-    columns = data.get("columns") or {}
-    if data.get("target"):
-        if isinstance(columns, Mapping) and columns.get("image"):
-            return MULTIMODAL[0], "data.columns.image is set"
-        try:
-            found = {name: it for name, it in data.items() if name not in _OF_NETWORKS}
-            task, reason = task_of_target(found)
-            if task == "tabular_classification" and (images := _first_kinds(data)[1]):
-                return MULTIMODAL[0], f"{images[0]} has images"
-            return task, reason
-        except ConfigError:
-            raise
-        except (BadInput, StorageError) as error:
-            raise BadInput(
-                f"data.task is missing, and the data cannot be read here: {error.message}",
-                remedy=f"set data.task to {' or '.join(TABLES)}, or fix this: {error.remedy}",
-            ) from error
-    if count := sum(pictures(str(one)) for one in listed(data["source"])):
-        return IMAGES[0], f"its {count:,} files are images"
-    raise _missing("target")
+def _task(data: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """Return the task of data, the reason, and remarks. Images with a class alone are named in it.
+
+    Raises:
+        BadInput: it cannot be inferred.
+    """
+    if not data.get("target"):
+        if count := sum(pictures(str(one)) for one in listed(data["source"])):
+            return IMAGES[0], f"its {count:,} files are images", []
+        raise _missing("target")
+    columns = data.get("columns")
+    named = isinstance(columns, Mapping) and columns.get("image")
+    try:
+        task, reason = task_of_target(_of_table(data))
+        found = _first_kinds(data)
+    except ConfigError:
+        raise
+    except (BadInput, StorageError) as error:
+        raise BadInput(
+            f"data.task is missing, and the data cannot be read here: {error.message}",
+            remedy=f"set data.task to {' or '.join(TABLES)}, or fix this: {error.remedy}",
+        ) from error
+    if task != "tabular_classification" and (named or found.images):
+        what = f"data.columns.image = {named!r}" if named else f"the column {found.images[0]!r}"
+        raise BadInput(
+            f"{what} has images, and {reason}, so the task is {task}, which learns from no images",
+            remedy="set data.task: multimodal_classification to take each value for a class, or "
+            "leave the images out with data.features",
+        )
+    if named or (len(found.images) and found.others):
+        return MULTIMODAL[0], f"{found.images[0] if found.images else named} has images", []
+    if found.images:
+        data["columns"] = {**(columns or {}), "image": found.images[0], "label": data["target"]}
+        del data["target"]
+        return IMAGES[0], f"{found.images[0]} has images, and there is nothing else", []
+    unread = [f"no image is learned from: {found.defect}"] if found.defect else []
+    return task, reason, unread
+
+
+def _of_table(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of data that the tasks of tables read."""
+    result = {name: value for name, value in data.items() if name not in _OF_NETWORKS}
+    if isinstance(columns := data.get("columns"), Mapping):
+        kept = {name: it for name, it in columns.items() if name not in ("image", "text")}
+        result["columns"] = kept
+    return result
 
 
 def _not_used(stated: frozenset[str], task: str) -> Iterator[str]:
@@ -177,28 +211,39 @@ def _learner(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"framework": framework, "config": {"model_type": "lightgbm", **kept}}
 
 
-def _complete(content: dict[str, Any], model: Any) -> list[str]:
+def _complete(content: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Complete the configuration of a search for networks, and return remarks.
 
     What the preset of the task says about training counts where the user says nothing.
 
     Args:
-        model: what the user says about the model.
+        given: what the user says, without a preset that is the source.
     """
     data, preset = content["data"], read_mapping(PRESETS[content["data"]["task"]])
-    task, given = data["task"], dict(model) if isinstance(model, dict) else {}
-    content["training"] = {**preset["training"], **(content.get("training") or {})}
-    for name in ("max_record_bytes", "sequence_length"):
+    task, model = data["task"], _section(given, "model")
+    training = _section(content, "training")
+    content["training"] = {**preset["training"], **training}
+    if "save_strategy" in training and "save_steps" not in training:
+        del content["training"]["save_steps"]
+    for name in _OF_PRESET:
         if name in preset["data"]:
             data.setdefault(name, preset["data"][name])
     if task in TEXTS:
-        base = given.get("base", None if given.get("config") else preset["model"]["base"])
-        content["model"] = _started({**given, "base": base}, {"model_type": "bert"})
+        base = model.get("base", None if model.get("config") else preset["model"]["base"])
+        content["model"] = _started({**model, "base": base}, {"model_type": "bert"})
         return [f"model.base {base}: it is fine-tuned" if base else "networks are from scratch"]
+    # A preset's size is that of its own images.
+    data["images"] = _section(_section(given, "data"), "images")
     if task in IMAGES:
-        content["model"] = _started(given, preset["model"]["config"])
-        return [*_sized(data, given.get("base"))]
-    return [*_mixed(content, given, preset["model"])]
+        content["model"] = _started(model, preset["model"]["config"])
+        return [*_sized(data, model.get("base"))]
+    return [*_mixed(content, model, preset["model"])]
+
+
+def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section; what is none is an error of the whole configuration."""
+    section = content.get(name)
+    return dict(section) if isinstance(section, Mapping) else {}
 
 
 def _started(model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,31 +254,28 @@ def _started(model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, A
     return {**model, "config": {} if model.get("base") else dict(config)}
 
 
-def _sized(data: dict[str, Any], base: Any) -> Iterator[str]:
+def _sized(data: Mapping[str, Any], base: Any) -> Iterator[str]:
     """Set the size and color of the images that nothing sets, and yield what they are."""
-    images = data.setdefault("images", {})
-    if base or not isinstance(images, dict) or {"size", "color"} <= images.keys():
+    images = data["images"]
+    if base or {"size", "color"} <= images.keys():
         return
+    sides, modes, where = list[int](), set[str](), ""
     try:
         sides, modes = _first_images(data)
-    except (BadInput, DataError, StorageError):
-        # They are not on this machine.
-        return
-    if not sides:
-        return
-    size = max(8, min(_LARGEST, int(statistics.median(sides))))
-    images.setdefault("size", size)
-    images.setdefault("color", "gray" if modes <= _GRAY else "rgb")
+    except (BadInput, DataError, StorageError) as error:
+        where = f", since they cannot be read here ({error.message})"
+    smaller = int(statistics.median(sides)) if sides else _LARGEST
+    images.setdefault("size", max(8, min(_LARGEST, smaller)))
+    images.setdefault("color", "gray" if modes and modes <= _GRAY else "rgb")
     yield (
-        f"images are read at {images['size']} x {images['size']} pixels, {images['color']}; "
-        "data.images sets another size and color"
+        f"images are read at {images['size']} x {images['size']} pixels, {images['color']}"
+        f"{where}; data.images sets another size and color"
     )
 
 
 def _first_images(data: Mapping[str, Any]) -> tuple[list[int], set[str]]:
     """Return the shorter sides of the first images, and their modes."""
-    from PIL import Image
-
+    from steadytrain.components.images.pixels import Unreadable, decoded
     from steadytrain.components.preprocess.inspection import first_rows
 
     sides, modes = list[int](), set[str]()
@@ -245,9 +287,10 @@ def _first_images(data: Mapping[str, Any]) -> tuple[list[int], set[str]]:
             content = value.get("bytes") if isinstance(value, Mapping) else value
             if isinstance(content, bytes):
                 # A broken one is quarantined later.
-                with suppress(OSError, ValueError), Image.open(io.BytesIO(content)) as image:
+                with suppress(Unreadable):
+                    image, mode = decoded(content, config.images.max_pixels)
                     sides.append(min(image.size))
-                    modes.add(image.mode)
+                    modes.add(mode)
     return sides, modes
 
 
@@ -260,53 +303,85 @@ def _mixed(
         given: what the user says about the model.
         preset: the model of the task's preset.
     """
-    data, fusion = content["data"], given.get("fusion")
-    found = None
-    with suppress(BadInput, DataError, StorageError):
-        # They may not be on this machine. Then both kinds are expected.
+    data, fusion = content["data"], _section(given, "fusion")
+    try:
         found = _first_kinds(data)
-    texts, images = found or (["?"], ["?"])
-    if texts and not given.get("config"):
+        yield f"{found}. data.columns.text and data.columns.image name others"
+    except (BadInput, DataError, StorageError) as error:
+        found = _Kinds(texts=["?"], images=["?"])
+        yield (
+            f"texts and images are expected, since the records cannot be read here "
+            f"({error.message}); without texts, set model.base: null, and without images "
+            "model.fusion: {}"
+        )
+    if found.texts and not given.get("config"):
         given.setdefault("base", preset["base"])
-    if images and isinstance(fusion or {}, dict):
-        own = {"image", "image_base"} & (fusion or {}).keys()
-        given["fusion"] = {**({} if own else preset["fusion"]), **(fusion or {})}
+    if found.images and "fusion" not in given:
+        given["fusion"] = preset["fusion"]
+    elif found.images and fusion and not {"image", "image_base"} & fusion.keys():
+        given["fusion"] = {**preset["fusion"], **fusion}
     content["model"] = given
-    pretrained = (given.get("fusion") or {}).get("image_base")
-    if not pretrained and isinstance(data.setdefault("images", {}), dict):
+    if not fusion.get("image_base"):
         data["images"].setdefault("size", _LARGEST)
-    if found:
-        kinds = [("texts", texts), ("images", images)]
-        known = [f"{kind}: {', '.join(names)[:200]}" for kind, names in kinds if names]
-        yield f"{'; '.join(known)}. data.columns.text and data.columns.image name others"
 
 
-def _first_kinds(data: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the columns of the first records that are text, and those that have images."""
+@dataclass(frozen=True)
+class _Kinds:
+    """What columns the first records have.
+
+    defect: why a first record with an image cannot be read; "" if none is.
+    """
+
+    texts: Sequence[str]
+    images: Sequence[str]
+    others: Sequence[str] = ()
+    defect: str = ""
+
+    def __str__(self) -> str:
+        kinds = {"texts": self.texts, "images": self.images}
+        known = [f"{kind}: {', '.join(names)[:200]}" for kind, names in kinds.items() if names]
+        return "; ".join(known) or "there are no texts and no images"
+
+
+def _first_kinds(data: Mapping[str, Any]) -> _Kinds:
+    """Return what columns the first records have besides the target.
+
+    Raises:
+        BadInput, DataError, StorageError: they cannot be read.
+    """
     from steadytrain.components.multimodal.encoder import MultimodalEncoder, parted
     from steadytrain.components.preprocess.inspection import first_rows
     from steadytrain.components.tabular.columns import Target, inferred
 
-    config = checked({**data, "task": MULTIMODAL[0]})
-    encoder, records, labels = MultimodalEncoder(config), list[Any](), list[Any]()
-    images = dict[str, None]()
+    columns = _section(data, "columns")
+    if columns.get("weight") or columns.get("time") or isinstance(data["target"], list):
+        # Only tables have these.
+        return _Kinds((), ())
+    read = {name: data[name] for name in _OF_MIXED if name in data}
+    read["columns"] = {name: columns[name] for name in _COLUMNS if name in columns}
+    largest = read_mapping(PRESETS[MULTIMODAL[0]])["data"]["max_record_bytes"]
+    config = checked({"max_record_bytes": largest, **read, "task": MULTIMODAL[0]})
+    encoder, records, labels = MultimodalEncoder(config), list[Any](), list[str]()
+    images, defect = dict[str, None](), ""
     with closing(first_rows(config, _ROWS)) as rows:
         for _, _, row in rows:
-            with suppress(Defect):
+            try:
                 if isinstance(row, Defect):
-                    continue
-                read = encoder.read(row)
-                stored = json.loads(read.text)
-                images |= dict.fromkeys(parted(stored["columns"]))
-                records.append(stored["record"])
-                labels.append(str(read.label))
-    columns = {
-        name: [record.get(name) for record in records]
-        for record in records
-        for name in record
-        if name not in images
-    }
-    classes = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-    target = Target(encoder.target, [np.array([classes[it] for it in labels])], numbers=False)
-    table = inferred(columns, target, text=config.columns.text)
-    return [name for name, kind in table.features.items() if kind == "text"], [*images]
+                    raise row
+                # Whether the target is a class is another question.
+                content = encoder.read({**row, encoder.target: "any"})
+            except Defect as found:
+                if found.reason in _OF_IMAGES:
+                    defect = defect or found.detail
+                continue
+            stored = json.loads(content.text)
+            images |= dict.fromkeys(parted(stored["columns"]))
+            records.append(stored["record"])
+            labels.append(str(row.get(encoder.target)))
+    names = dict.fromkeys(name for record in records for name in record if name not in images)
+    values = {name: [record.get(name) for record in records] for name in names}
+    places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    target = Target(encoder.target, [np.array([places[it] for it in labels])], numbers=False)
+    kinds = inferred(values, target, text=config.columns.text).features
+    texts = [name for name, kind in kinds.items() if kind == "text"]
+    return _Kinds(texts, [*images], [*names], defect)

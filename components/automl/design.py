@@ -394,8 +394,8 @@ class SearchDesign(Suggester):
         varied = {
             name: it for name, it in config.items() if name not in self._families[family].config
         }
-        space = self._families[family].space
-        varied |= {name: params[name] for name in space if "." in name and name in params}
+        dotted = self._families[family].dotted
+        varied |= {name: params[name] for name in dotted if name in params}
         settings = varied if rate is None else {**varied, RATE: rate}
         return Configuration(f"{family} {index + 1}", family, settings)
 
@@ -433,7 +433,11 @@ class SearchDesign(Suggester):
         with warnings.catch_warnings(action="ignore"):
             trial = study.ask(len(study.study.trials), sampler)
             values = {key: sampled(trial, _field(key), it) for key, it in space.items()}
-        return name, values
+        if self._config.data.task not in NETWORKS:
+            return name, values
+        # What is not searched, such as the sizes of its layers, is that of the best network.
+        best = next(item for item, _ in fit if item.family == name)
+        return name, {**best.settings, **values}
 
 
 def _by_score(pair: tuple[Configuration, float]) -> float:

@@ -17,10 +17,13 @@ FIRST: Final = 4
 
 _AUGMENTATION: Final = "training.image_augmentation"
 _DECAY: Final = "training.weight_decay"
-_MOVED: Final = {_AUGMENTATION: {"shift": 0.07, "zoom": 0.1, "rotation": 10}}
-_UNCHANGED: Final[dict[str, Any]] = {_AUGMENTATION: {}}
+_MOVED: Final[dict[str, Any]] = {
+    _AUGMENTATION: {"shift": 0.07, "zoom": 0.1, "rotation": 10},
+    _DECAY: 0.05,
+}
+_UNCHANGED: Final[dict[str, Any]] = {_AUGMENTATION: {}, _DECAY: 0.05}
 _SPREAD: Final = Dimension(low=1e-3, high=0.3, log=True)
-_NETWORK: Final[dict[str, Any]] = {"framework": "pytorch", "package": "torch", "max_steps": 0}
+_NETWORK: Final[dict[str, Any]] = {"framework": "pytorch", "max_steps": 0}
 _OF_IMAGES: Final = {**_NETWORK, "tasks": IMAGES, "starts": "scratch"}
 
 CONVOLUTIONS = Family(
@@ -97,9 +100,9 @@ FINE_TUNED_IMAGES = Family(
 FINE_TUNED_TEXTS = Family(
     config={},
     entries={
-        "fine-tuned": (0, {RATE: 1e-4}),
-        "fine-tuned, slow": (1, {RATE: 3e-5}),
-        "fine-tuned, fast": (2, {RATE: 3e-4}),
+        "fine-tuned": (0, {RATE: 1e-4, _DECAY: 0.01}),
+        "fine-tuned, slow": (1, {RATE: 3e-5, _DECAY: 0.01}),
+        "fine-tuned, fast": (2, {RATE: 3e-4, _DECAY: 0.01}),
         "fine-tuned, more decay": (3, {RATE: 1e-4, _DECAY: 0.1}),
     },
     space={RATE: Dimension(low=1e-5, high=1e-3, log=True), _DECAY: _SPREAD},
@@ -108,13 +111,8 @@ FINE_TUNED_TEXTS = Family(
     starts="base",
     **_NETWORK,
 )
-_ENCODER: Final = {
-    "model_type": "bert",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.0,
-}
 ENCODERS = Family(
-    config=_ENCODER,
+    config={"model_type": "bert", "max_position_embeddings": 2048},
     entries={
         "small encoder": (
             0,
@@ -124,6 +122,7 @@ ENCODERS = Family(
                 "num_hidden_layers": 2,
                 "num_attention_heads": 4,
                 RATE: 1e-3,
+                _DECAY: 0.01,
             },
         ),
         "encoder": (
@@ -134,6 +133,7 @@ ENCODERS = Family(
                 "num_hidden_layers": 4,
                 "num_attention_heads": 4,
                 RATE: 5e-4,
+                _DECAY: 0.01,
             },
         ),
     },

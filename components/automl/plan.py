@@ -82,25 +82,36 @@ def plan(config: RunConfig) -> Plan:
         for index in range(units // folds)
     ]
     # Each of several labels is learned alone.
-    learning = sum(each) * folds * records * _values(config) * max(1, preview.labels) / 1e6
+    values = records * _values(config) * _epochs(config, records)
+    learning = sum(each) * folds * values * max(1, preview.labels) / 1e6
     training = learning + units * UNIT_SECONDS
     price = config.compute.price_per_hour
     usd = None if price is None else training / 3600 * price
     return Plan(known, skipped, units, records, training / budget.parallel, training, usd)
 
 
-def _values(config: RunConfig) -> float:
-    """Return the values of a record that are learned from, in all epochs."""
+def _values(config: RunConfig) -> int:
+    """Return the values of a record that are learned from."""
     data = config.data
     if data.task in SERIES:
         return _COLUMNS
     if data.task in NETWORKS:
         pixels = 0 if data.task in TEXTS else data.images.size**2 * data.images.channels
         tokens = 0 if data.task in IMAGES else data.sequence_length
-        return (pixels + tokens) * config.training.num_train_epochs
+        return pixels + tokens
     with closing(first_rows(config.data, _ROWS)) as rows:
         widths = [len(row) for _, _, row in rows if not isinstance(row, Defect)]
     return max(1, *widths, 0) - len(config.data.targets) or 1
+
+
+def _epochs(config: RunConfig, records: int) -> float:
+    """Return how often a network reads each record; 1 for other models."""
+    if config.data.task not in NETWORKS:
+        return 1.0
+    training = config.training
+    if training.max_steps > 0:
+        return training.max_steps * training.global_batch_size / records
+    return training.num_train_epochs
 
 
 def lines(config: RunConfig, found: Plan) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import Dimension, RunConfig
-from steadytrain.components.shared.config.data_sections import SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import NETWORKS, SERIES, TABLES
 
 MONOTONE: Final = "monotone"
 """The one setting of `model.config` that a search takes from its user."""
@@ -63,6 +63,19 @@ class Family:
     weighs: bool = True
     starts: Literal["base", "scratch", "as it says"] = "as it says"
 
+    def __post_init__(self) -> None:
+        if self.dotted and not {*self.tasks} <= {*NETWORKS}:
+            raise ValueError(
+                f"{min(self.dotted)} is a field of the run, which no member of an ensemble of "
+                "tables or series has: use settings of model.config"
+            )
+
+    @property
+    def dotted(self) -> frozenset[str]:
+        """The fields of the run that its entries set or that are searched."""
+        settings = [self.space, *(given for _, given in self.entries.values())]
+        return frozenset(name for each in settings for name in each if "." in name)
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -70,8 +83,8 @@ class Configuration:
 
     name: unique within a search.
     family: its name.
-    settings: of `model.config`, with `learning_rate` if it has one; those with a dot in their names
-        are fields of the run's configuration.
+    settings: of `model.config`, with `learning_rate` if it has one; of networks, those with a dot
+        in their names are fields of the run's configuration.
     unfit: why it cannot learn from the data, so that no unit starts; "" if it can.
     """
 
@@ -110,19 +123,13 @@ class Configuration:
 
 def chosen_fields(task: str) -> frozenset[str]:
     """Return the fields that the families for a task set."""
+    known = [family for family in families().values() if task in family.tasks]
     return frozenset(
         field
-        for family in families().values()
-        if task in family.tasks
+        for family in known
         for name, (_, settings) in family.entries.items()
         for field in Configuration(name, "", settings).fields(family)
-    ) | {
-        name
-        for family in families().values()
-        if task in family.tasks
-        for name in family.space
-        if "." in name
-    }
+    ).union(*(family.dotted for family in known))
 
 
 def families() -> dict[str, Family]:

@@ -1,8 +1,9 @@
 """How a search keeps its limit on wall time: which units begin, and which have taken too long.
 
 Nothing here changes what a unit learns. Without `automl.budget.hours`, no unit is left out, and the
-same seed gives the same board. The first configuration, which costs next to nothing, is always
-trained on all folds, so that there is a model unless the limit is too short for any.
+same seed gives the same board. The first configuration, which costs next to nothing unless it is a
+network, is always trained on all folds, so that there is a model unless the limit is too short for
+any.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class TimeLimit:
             return self.least(elapsed) > self.seconds
         if len(first) < self._folds or any(it.status == "running" for it in first):
             # Predictions from its first units, which wait for the data, are the least certain.
-            return elapsed >= self.seconds - _AGAIN * self._began(elapsed)
+            winner = _AGAIN * self._began(elapsed) + self._more * self._longest(elapsed)
+            return elapsed >= self.seconds - winner
         return elapsed >= self.seconds - self._reserve(self._walls(), elapsed)
 
     def least(self, elapsed: float) -> float:
@@ -150,7 +152,9 @@ class TimeLimit:
         began = self._began(elapsed)
         done = sum(it.status == "finished" for it in self._history.trials[: self._folds])
         folds = math.ceil((self._folds - done) / self._parallel)
-        return elapsed + (_AGAIN + folds * _START) * began
+        longest = self._longest(elapsed)
+        units = folds * max(_START * began, longest)
+        return elapsed + units + _AGAIN * began + self._more * longest
 
     def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
         """Return why a running unit is to be killed; "" if it is not.
@@ -269,6 +273,18 @@ class TimeLimit:
         prepared = max(0.0, first - overhead - began)
         again = max(_FINISH * overhead + prepared, _AGAIN * began)
         return learning * self._more + again + self._board
+
+    def _longest(self, elapsed: float) -> float:
+        """Return the longest time of a unit of the first configuration so far.
+
+        It is 0 where the first configuration costs next to nothing, as a network does not.
+        """
+        if not self._networks:
+            return 0.0
+        first = self._history.trials[: self._folds]
+        ended = [it.wall for it in first if it.status == "finished"]
+        running = [elapsed - it.began for it in first if it.status == "running"]
+        return max([*ended, *running], default=0.0)
 
     def _began(self, elapsed: float) -> float:
         """Return the time of the command until its first unit."""

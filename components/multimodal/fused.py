@@ -264,8 +264,13 @@ class Predictor:
         counts: dict[str, int] = self.inputs.preparation.unseen(records)
         return counts
 
-    def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def rows(
+        self, records: Sequence[Mapping[str, Any]], *, strict: bool = True
+    ) -> list[dict[str, Any]]:
         """Return, for each record, its `prediction`, and `probability_CLASS` for each class.
+
+        Args:
+            strict: see `Inputs.batch`.
 
         Raises:
             ValueError: a column is absent, an image cannot be read, or a value is of another kind
@@ -274,19 +279,19 @@ class Predictor:
         self._check(records)
         result = list[dict[str, Any]]()
         for start in range(0, len(records), _AT_ONCE):
-            for row in self._probabilities(records[start : start + _AT_ONCE], start):
+            for row in self._probabilities(records[start : start + _AT_ONCE], start, strict):
                 answer = [self.labels[int(row.argmax())], *map(float, row)]
                 result.append(dict(zip(self.names, answer, strict=True)))
         return result
 
-    def _probabilities(self, records: Sequence[Mapping[str, Any]], first: int) -> Any:
+    def _probabilities(self, records: Sequence[Mapping[str, Any]], first: int, strict: bool) -> Any:
         images = []
         for index, record in enumerate(records, start=first):
             try:
                 images.append(self.inputs.images_of(record))
             except ValueError as error:
                 raise ValueError(f"the image of record {index} in the column {error}") from error
-        batch = self.inputs.batch(records, images, strict=True)
+        batch = self.inputs.batch(records, images, strict=strict)
         with torch.inference_mode():
             logits = self.model({name: value.to(self.device) for name, value in batch.items()})
         return logits.double().softmax(-1).cpu().numpy()

@@ -107,7 +107,8 @@ class MultimodalPackager(ServedPackager):
 
         def opened() -> Callable[[Mapping[str, Any]], object]:
             model = fused.load(folder)
-            return lambda record: model.rows([record])
+            # As for scores, values of another kind count as missing.
+            return lambda record: model.rows([record], strict=False)
 
         # A record alone may lack a column that others have.
         names = dict.fromkeys((*schema.texts, *schema.others))

@@ -15,7 +15,8 @@ from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import FEW, Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import ClassTraining, Mixed
-from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.loaded_weights import dtype_of_files
+from steadytrain.components.tasks.packaging import ADAPTERS, TransformersPackager
 from steadytrain.components.tasks.scoring.classification import ClassificationScorer
 from steadytrain.components.tasks.text import (
     R_DROP,
@@ -155,7 +156,14 @@ class ClassifierPackager(TransformersPackager):
             return lambda record: scorer.score(components, record)
 
         each = [records.slice(row, 1) for row in range(min(most, records.num_rows))]
-        return timed(folder, opened, each, late_libraries=True)
+        found = timed(folder, opened, each, late_libraries=True)
+        if not (folder / ADAPTERS).is_file():
+            return found
+        # They are registered with the model that they are merged into.
+        model = self.load_exported(folder)["model"]
+        weights = sum(one.numel() for one in model.parameters())
+        size = found.size_mb + weights * self._dtype(dtype_of_files(model)).itemsize / 1e6
+        return found.model_copy(update={"size_mb": round(size, 4)})
 
 
 def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:

@@ -418,7 +418,8 @@ class AutoMLBudget(Section):
         ge=1,
         le=1000,
         description="Units that train at the same time. None means one for each core of this "
-        "machine, at most 8; on a cluster, 8, or as many as find room.",
+        "machine, or of networks for each GPU, at most 8; on a cluster, 8, or as many as find "
+        "room.",
     )
 
 
@@ -429,7 +430,8 @@ class AutoMLConstraints(Section):
         None,
         gt=0,
         description="Longest time in milliseconds for a record, as the median over records. That "
-        "of an ensemble is the sum over its members. None means no limit.",
+        "of an ensemble is the sum over its members. Images are read at the size that the model "
+        "reads. None means no limit.",
     )
     model_mb: float | None = Field(
         None,
@@ -461,9 +463,9 @@ class AutoMLConfig(Section):
 
     quality: Quality | None = Field(
         None,
-        description="How much is tried. fast: the first configurations of the portfolio on 4 "
-        "folds; good, which None means too: the whole portfolio on 8 folds; best: then as many "
-        "again, which are searched for around the best.",
+        description="How much is tried. fast: the first 8 configurations of the portfolio, or 4 "
+        "networks, on 4 folds; good, which None means too: the whole portfolio on 8 folds; best: "
+        "then as many again, which are searched for around the best.",
     )
     repeats: Annotated[int | None, IfSet()] = Field(
         None,
@@ -471,7 +473,7 @@ class AutoMLConfig(Section):
         le=20,
         description="How often the training side is divided into folds, each time differently. "
         "None means, for a source of fewer than 2,000 records, 2 times for good and 3 for best, "
-        "else once; also once with automl.budget.hours below 0.25.",
+        "else once; also once for networks, and with automl.budget.hours below 0.25.",
     )
     decision: Annotated[Literal["likeliest", "balanced_accuracy", "macro_f1"], IfSet()] = Field(
         "likeliest",

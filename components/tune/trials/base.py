@@ -213,7 +213,7 @@ def threads_of_rank(compute: ComputeConfig, parallel: int) -> int:
 def most_at_once(compute: ComputeConfig) -> int:
     """Return how many trials this machine can train at once, each on cores or GPUs of its own."""
     if device_name(compute) == CPU:
-        return len(os.sched_getaffinity(0))
+        return max(1, len(os.sched_getaffinity(0)) // compute.nproc_per_node)
     return max(1, len(_gpus()) // compute.nproc_per_node)
 
 

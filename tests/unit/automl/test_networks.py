@@ -15,14 +15,16 @@ from steadytrain.components.automl.calibration import Calibration, fitted, promi
 from steadytrain.components.automl.design import as_automl, first_configurations
 from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.plan import plan
-from steadytrain.components.automl.portfolio import RATE, portfolio
+from steadytrain.components.automl.portfolio import RATE, Family, portfolio
 from steadytrain.components.automl.results import best_config
+from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.automl.unit_scores import out_of_fold
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tune.history import Trial
 from steadytrain.pipelines.searches import searched
 
 from support.mixed import write_mixed
-from support.pictures import digits, noise, write_folders
+from support.pictures import digits, noise, write_folders, written
 from support.searched import simulated
 
 
@@ -149,6 +151,123 @@ def test_texts_are_fine_tuned_or_learned_from_scratch(tmp_path):
     assert {item.family for item in portfolio(scratch)[0]} == {"encoders"}
 
 
+def test_presets_size_is_not_that_of_other_images(folder):
+    config, said = automl("images", **{"data.source": [str(folder)]})
+    assert (config.data.images.size, config.data.images.color) == (8, "gray")
+    assert "8 x 8" in said
+    preset, _ = automl("images", **{"data.source": [str(folder)], "model.base": "hub:a/vit"})
+    assert (preset.data.images.size, preset.data.images.color) == (224, "rgb")
+
+
+def test_images_that_cannot_be_read_here_have_a_size_that_is_said(tmp_path):
+    task = {"data.task": "image_classification"}
+    config, said = automl("", **task, **{"data.source": [str(tmp_path / "elsewhere")]})
+    assert (config.data.images.size, config.data.images.color) == (64, "rgb")
+    assert "64 x 64 pixels, rgb, since they cannot be read here" in said
+
+
+def test_too_large_image_among_the_first_is_no_error(folder):
+    (folder / "0" / "bomb.png").write_bytes(written(np.zeros((40, 30), np.uint8)))
+    (folder / "0" / "broken.png").write_bytes(b"none")
+    config, _ = automl(folder, **{"data.images.max_pixels": 1000})
+    assert config.data.images.size == 8
+
+
+def test_save_strategy_takes_the_place_of_the_presets_steps(folder):
+    config, _ = automl(folder, **{"training.save_strategy": "epoch"})
+    assert config.training.save_steps is None
+
+
+@pytest.mark.parametrize("column", ["time", "weight"])
+def test_classes_of_a_table_may_have_times_and_weights(tmp_path, column):
+    days = [f"2024-01-{row % 28 + 1:02}" for row in range(90)]
+    rows = [f"{row % 7},{day},{1 + row % 3},{'ab'[row % 2]}" for row, day in enumerate(days)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["x,time,weight,y", *rows]))
+    config, _ = automl(path, **{"data.target": "y", f"data.columns.{column}": column})
+    assert config.data.task == "tabular_classification"
+
+
+def test_large_images_are_found(tmp_path):
+    table = write_mixed(tmp_path / "mixed", 20)
+    for picture in (tmp_path / "mixed" / "pictures").iterdir():
+        picture.write_bytes(written(noise(1, 1100)[0]))
+    assert next((tmp_path / "mixed" / "pictures").iterdir()).stat().st_size > 1e6
+    config, _ = automl(table, **{"data.target": "kind"})
+    assert config.data.task == "multimodal_classification"
+    assert config.data.max_record_bytes == 20_000_000
+
+
+def test_images_that_are_not_there_are_named(tmp_path):
+    table = write_mixed(tmp_path / "mixed", 40)
+    for picture in (tmp_path / "mixed" / "pictures").iterdir():
+        picture.unlink()
+    config, said = automl(table, **{"data.target": "kind"})
+    assert config.data.task == "tabular_classification"
+    assert "no image is learned from: picture is 'pictures/" in said
+
+
+@pytest.mark.parametrize("named", [{}, {"data.columns.image": "picture"}])
+def test_numbers_are_not_learned_from_images(tmp_path, named):
+    table = rewritten(write_mixed(tmp_path / "mixed", 40), "kind")
+    with pytest.raises(BadInput, match=r"has images, and height has .* the task is tabular_reg"):
+        automl(table, **{"data.target": "height", **named})
+
+
+def test_images_and_classes_alone_are_a_task_of_images(tmp_path):
+    table = rewritten(
+        write_mixed(tmp_path / "mixed", 40), "note", "weight", "height", "color", "seen"
+    )
+    config, said = automl(table, **{"data.target": "kind"})
+    assert config.data.task == "image_classification"
+    assert (config.data.columns.images, config.data.columns.label) == (["picture"], "kind")
+    assert "there is nothing else" in said
+
+
+def test_records_that_cannot_be_read_here_are_expected_to_have_both(tmp_path):
+    task = {"data.task": "multimodal_classification", "data.target": "kind"}
+    config, said = automl(tmp_path / "elsewhere.csv", **task)
+    assert config.model.base
+    assert config.model.fusion.image
+    assert "without texts, set model.base: null" in said
+
+
+def test_setting_with_a_dot_is_for_networks_only():
+    entries = {"stumps": (1, {"training.weight_decay": 0.1})}
+    with pytest.raises(ValueError, match=r"training\.weight_decay is a field of the run"):
+        Family("lightgbm", {"model_type": "lightgbm"}, entries)
+    Family("pytorch", {}, entries, tasks=("image_classification",), max_steps=0)
+
+
+def test_winner_has_time_although_the_first_network_is_not_cheap(folder):
+    limit = {"automl.budget.hours": 0.1, "automl.budget.parallel": 8}
+    config = as_automl(automl(folder, **limit)[0])
+    trials = [Trial(number, {}, 1) for number in range(8)]
+    for trial in trials:
+        trial.began = 10.0
+    history = SimpleNamespace(trials=trials, running=dict(enumerate(trials)))
+    found = TimeLimit(config, history, list, list)
+    # Folds that have trained for 150 s leave 360 s - 45 s to the winner, which takes 8/7 of 150 s.
+    assert not found.out_of_time(120.0)
+    assert not found.out_of_time(150.0)
+    assert found.out_of_time(160.0)
+    assert found.least(160.0) == pytest.approx(160 + 150 + 45 + 150 * 8 / 7)
+    for trial in trials:
+        trial.status, trial.wall = "finished", 30.0
+    assert found.least(60.0) == pytest.approx(60 + 45 + 30 * 8 / 7)
+
+
+def test_planned_time_counts_steps_where_they_are_set(folder):
+    def seconds(**more):
+        found = plan(as_automl(automl(folder, **more)[0]))
+        return found.training_seconds - 1.5 * found.units
+
+    epoch = seconds(**{"training.num_train_epochs": 1, "training.global_batch_size": 16})
+    records = plan(as_automl(automl(folder)[0])).records
+    steps = {"training.max_steps": 10, "training.global_batch_size": 16}
+    assert seconds(**steps) == pytest.approx(epoch * 160 / records)
+
+
 def test_data_that_is_neither_images_nor_has_a_target_is_refused(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("x,y\n1,2\n")
@@ -195,7 +314,14 @@ def test_portfolio_of_images_is_followed_by_rates_and_decays_around_the_best(fol
         assert set(item.settings) >= {RATE, "training.weight_decay"}
         params = found._history.trials[(len(known) + number) * found.folds].params
         assert params["training.weight_decay"] == item.settings["training.weight_decay"]
-        assert params["model.config"]["model_type"] in ("resnet", "convnext")
+        # All else is that of the best network of the family.
+        leading = next(it for it in known if it.family == item.family)
+        fields = leading.fields(design.families()[item.family])
+        searched_ones = ("training.weight_decay", "training.learning_rate")
+        kept = {name: it for name, it in params.items() if name not in searched_ones}
+        kept.pop("cross_validation.fold")
+        assert kept == {name: it for name, it in fields.items() if name not in searched_ones}
+        assert params["model.config"]["hidden_sizes"] == [32, 64, 128][: 2 + (number % 2)]
 
 
 def scores(chances, truth):

@@ -253,6 +253,19 @@ def test_absent_columns_and_broken_images_are_named(trained):
         predictor.rows([record, {**record, "picture": b"no image"}])
 
 
+@pytest.mark.slow
+def test_model_is_measured_on_records_with_values_of_another_kind(trained):
+    rows = rows_of(trained.data, "validation")[:8]
+    values = json.loads(rows[3]["features"])
+    rows[3] = {**rows[3], "features": json.dumps({**values, "height": "unknown"})}
+    records = pa.Table.from_pylist([{**row, "id": str(n)} for n, row in enumerate(rows)])
+    packager = MultimodalPackager(trained.config, trained.data)
+    found = packager.measured(trained.workspace.model, records)
+    size = sum(one.stat().st_size for one in trained.workspace.model.rglob("*") if one.is_file())
+    assert found.size_mb == pytest.approx(size / 1e6, abs=1e-4)
+    assert 0 < found.latency_p50_ms <= found.latency_p99_ms
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

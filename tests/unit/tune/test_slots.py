@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig, load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tune.trials.base import divide, imports_of
+from steadytrain.components.tune.trials.base import divide, imports_of, most_at_once
 
 
 @pytest.fixture
@@ -40,6 +40,13 @@ def test_trials_share_what_their_framework_and_their_scores_import():
     assert {*lightgbm, *scored} <= {*found}
     assert not scored & {*imports_of(load("tabular"), scored=False)}
     assert not {*lightgbm} & {*imports_of(load("causal-lm"), scored=False)}
+
+
+def test_as_many_trials_train_at_once_as_have_cores_or_gpus(cores, nvidia_smi):
+    assert most_at_once(ComputeConfig(device="cpu")) == 8
+    assert most_at_once(ComputeConfig(device="cpu", nproc_per_node=3)) == 2
+    assert most_at_once(ComputeConfig()) == 4
+    assert most_at_once(ComputeConfig(nproc_per_node=8)) == 1
 
 
 def test_more_trials_than_cores_have_a_thread_each(cores):
