@@ -17,7 +17,7 @@ import pytest
 from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
-from support.mixed import MIXED, write_mixed
+from support.mixed import MIXED, digits_of_mnist, write_mixed
 from support.pictures import digits, write_folders
 from support.searched import board_of, without_times
 from support.stores import with_store
@@ -125,6 +125,20 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
 
 def trained(output, run):
     return TrainRecord.load(Workspace(output, run).record("train"))
+
+
+@pytest.mark.long
+def test_search_of_5000_digits_finds_a_network_that_reads_them(tmp_path, empty_store):
+    images, labels = digits_of_mnist()
+    source = write_folders(tmp_path / "mnist", images.reshape(-1, 28, 28).astype(np.uint8), labels)
+    with_store(tmp_path / "output", empty_store)
+    searched(source, tmp_path / "output", "training.num_train_epochs=4", "automl.budget.trials=1")
+    board = board_of(tmp_path / "output")
+    assert board["best_params"] == {"residual network": 1.0}
+    assert board["test"]["metrics"]["accuracy"]["value"] > 0.95
+    # Of records that no network of a fold has learned from.
+    promised = board["corrected_score"] - board["test"]["metrics"]["loss"]["value"]
+    assert abs(promised) < 0.1
 
 
 @pytest.mark.slow

