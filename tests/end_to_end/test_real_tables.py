@@ -109,7 +109,7 @@ def series_as_rows(name, part):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "least"), [("GunPoint", 0.8), ("ItalyPowerDemand", 0.9)])
-def test_series_of_the_ucr_archive_are_told_apart_on_their_own_test_side(
+def test_series_of_the_ucr_archive_are_classified_on_their_own_test_side(
     tmp_path, empty_store, name, least
 ):
     with_store(tmp_path / "output", empty_store)
