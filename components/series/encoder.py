@@ -18,6 +18,7 @@ from steadytrain.components.shared.records import Side, TimeKey, time_key
 from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of
 from steadytrain.components.tasks.encoding.labeled_text import number_target
+from steadytrain.components.tasks.encoding.leaks import ALLOW, FEW, function_of
 
 NAME, TIME, COVARIATES = "series", "time", "covariates"
 """Columns of rows and of test records, next to `label`: the series and the time as text, and with
@@ -231,15 +232,25 @@ class SeriesEncoder:
         return parts, min((max(it) - min(it)) // step + 1 for it in learned.values())
 
     def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Series:
-        """Return what the series of all sides have in common."""
-        pairs, values = list[tuple[str, str]](), list[float]()
-        for table in (table for tables in sides.values() for table in tables):
+        """Return what the series of all sides have in common.
+
+        Raises:
+            DataError: a covariate gives the target away.
+        """
+        pairs, values, known = list[tuple[str, str]](), list[float](), list[Any]()
+        covariates = self.data.series.covariates
+        for side, table in ((side, table) for side, tables in sides.items() for table in tables):
             names, times, numbers = (
                 cast("list[Any]", table[name].to_pylist()) for name in (NAME, TIME, "label")
             )
             pairs += zip(names, times, strict=True)
             values += numbers
+            learned = covariates and side == "train"
+            known += table[COVARIATES].to_pylist() if learned else [None] * len(names)
         grid = _Grid.of(pairs, values)
+        _refuse_leaks(
+            [*zip(grid.ordinals, values, known, strict=True)], covariates, self.data.allow_leaks
+        )
         calendar, series = grid.calendar, grid.series
         lengths = [
             (max(several) - min(several)) // calendar.step + 1 for several in series.values()
@@ -256,13 +267,48 @@ class SeriesEncoder:
             ended=sum(end < max(ends) for end in ends),
             first=calendar.text(min(min(several) for several in series.values())),
             last=calendar.text(max(ends)),
-            covariates=self.data.series.covariates,
+            covariates=covariates,
         )
 
     def brief(self, text: str) -> str:
         """Return what people see of a record."""
         stored = json.loads(text)
         return " ".join(filter(None, (stored[NAME], stored[TIME])))
+
+
+def _refuse_leaks(
+    records: Sequence[tuple[tuple[str, int], float, Any]],
+    covariates: Sequence[str],
+    allowed: Sequence[str],
+) -> None:
+    """Refuse covariates that give the target of the training side away.
+
+    Args:
+        records: series and ordinal, value, and covariates; None on other sides.
+
+    Raises:
+        DataError: there is one that is not allowed.
+    """
+    learned = sorted(record for record in records if record[2] is not None)
+    if len(learned) < FEW:
+        return
+    names = np.array([name for (name, _), _, _ in learned])
+    values = np.array([value for _, value, _ in learned])
+    starts = np.flatnonzero(names[1:] != names[:-1]) + 1
+    found = dict[str, str]()
+    for index, column in enumerate(covariates):
+        numbers = np.array([known[index] for *_, known in learned])
+        steps = map(np.diff, np.split(numbers, starts))
+        trend = all((each >= 0).all() or (each <= 0).all() for each in steps)
+        if column not in allowed and (evidence := function_of(numbers, values, in_time=trend)):
+            found[column] = evidence
+    if found:
+        told = "; ".join(f"{column!r}: {evidence}" for column, evidence in found.items())
+        raise DataError(
+            "data.series.covariates names columns that give the target away on the training side. "
+            f"{told}",
+            remedy=f"leave it out of data.series.covariates, or {ALLOW} all the same",
+        )
 
 
 def _covariate(row: Mapping[str, Any], column: str) -> float:

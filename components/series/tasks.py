@@ -17,7 +17,7 @@ _READS: Final = field_names(
         "training": "seed max_steps num_train_epochs learning_rate logging_steps eval_steps "
         "save_strategy save_steps save_total_limit save_keep_every load_best_model_at_end "
         "metric_for_best_model greater_is_better early_stopping_patience early_stopping_threshold",
-        "data": "task source format csv suffixes exclude columns target series parts "
+        "data": "task source format csv suffixes exclude columns target allow_leaks series parts "
         "max_record_bytes max_bad_share",
         "data.columns": "slice",
     }

@@ -24,12 +24,11 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tabular.model import level_of, numbers_of
+from steadytrain.components.tasks.encoding.leaks import ALLOW, FEW, function_of
 
 Kind = Literal["number", "category", "date", "text", "image"]
 Values = Sequence[Any]
 
-FEW: Final = 20
-"""Values below which a column is not judged to be an identifier, text or a leak."""
 _STRAY: Final = 0.05
 """Share of values up to which those that are not numbers are errors in a column of numbers."""
 _WORDS: Final = 4.0
@@ -40,9 +39,6 @@ _SHOWN: Final = 3
 _MANY: Final = 10
 """Columns for which the same is said one by one."""
 _IDENTIFIES: Final = "every value is different, so it identifies a record"
-_ALLOW: Final = "name it in data.allow_leaks to learn from it"
-_SAME: Final = 1 - 1e-9
-"""Correlation from which one number is a copy of another, or a multiple."""
 _CHANCE: Final = 1e-3
 """Chance that any column of a table gives the target away only by accident.
 
@@ -280,7 +276,7 @@ def _column(
             clues = [*map(level_of, present)]
         evidence = (_leak(clues, rows, truth, target.numbers, chance) for truth in target.values)
         if result := next(filter(None, evidence), ""):
-            kind, reason = None, f"{result}; {_ALLOW}"
+            kind, reason = None, f"{result}; {ALLOW}"
     number, nan = kind == "number", np.isnan(numbers)
     finite = numbers[~nan & number]
     others = [present[index] for index in np.flatnonzero(nan & number).tolist()]
@@ -325,7 +321,7 @@ def _kind(
         return None, "every value is infinite", ""
     if not other:
         if different and not allowed and _numbers_records(name, finite):
-            return None, f"it numbers the records; {_ALLOW}", ""
+            return None, f"it numbers the records; {ALLOW}", ""
         return "number", "", ""
     return _other_kind(present, counts, other, different=different and not allowed)
 
@@ -337,7 +333,7 @@ def _category(
     if reason := _nothing(present, counts, np.flatnonzero(np.isnan(numbers)).tolist()):
         return None, reason, ""
     if not allowed and len(counts) == len(present) >= FEW:
-        return None, f"{_IDENTIFIES}; {_ALLOW}", ""
+        return None, f"{_IDENTIFIES}; {ALLOW}", ""
     return "category", "", ""
 
 
@@ -378,7 +374,7 @@ def _other_kind(
     if words >= _WORDS and len(counts) > len(present) / 2:
         return "text", "", ""
     if different:
-        why = f"{_IDENTIFIES}; {_ALLOW}"
+        why = f"{_IDENTIFIES}; {ALLOW}"
         return None, f"{why}. It {odd}" if odd else why, ""
     return "category", "", odd and f"{odd}; all its values are learned as categories"
 
@@ -452,7 +448,7 @@ def _leak(
         return ""
     if isinstance(clues, list):
         return _levels(clues, truth, numbers, chance)
-    return _function(clues, truth) if numbers else _intervals(clues, truth, chance)
+    return function_of(clues, truth) if numbers else _intervals(clues, truth, chance)
 
 
 def _absence(rows: NDArray[np.bool_], truth: NDArray[Any], chance: float) -> str:
@@ -493,24 +489,6 @@ def _levels(values: Sequence[str], truth: NDArray[Any], numbers: bool, chance: f
         return ""
     told = "has one number as the target" if numbers else "belongs to one class of the target"
     return f"each of its {len(pairs):,} values {told}"
-
-
-def _function(clues: NDArray[np.float64], truth: NDArray[Any]) -> str:
-    """Return whether the numbers are a linear or a monotone function of the target."""
-    if not clues.std() > 0 or not truth.std() > 0:
-        return ""
-    fit = abs(float(np.corrcoef(clues, truth)[0, 1]))
-    if fit > _SAME:
-        return f"it is a linear function of the target (correlation {fit:.6f})"
-    order = np.argsort(clues, kind="stable")
-    rises, steps = np.diff(clues[order]) > 0, np.diff(truth[order])
-    # Of so many different numbers, two orders out of FEW! fit by accident.
-    if rises.sum() >= FEW - 1 and any(
-        (np.where(rises, sign * steps > 0, steps == 0)).all() for sign in (1, -1)
-    ):
-        sign = "" if steps[rises][0] > 0 else "-"
-        return f"it is a monotone function of the target (rank correlation {sign}1)"
-    return ""
 
 
 def _intervals(numbers: NDArray[np.float64], truth: NDArray[Any], chance: float) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import Side, TimeKey, time_key
-from steadytrain.components.tabular.columns import FEW, Table, Target, inferred
+from steadytrain.components.tabular.columns import Table, Target, inferred
 from steadytrain.components.tabular.in_time import parts_of, time_of
 from steadytrain.components.tabular.model import (
     TEXT_PARTS,
@@ -43,6 +43,7 @@ from steadytrain.components.tasks.encoding.labeled_text import (
     trained_indices,
     written_labels,
 )
+from steadytrain.components.tasks.encoding.leaks import FEW
 
 FEATURES: Final = "features"
 """Column of rows and of test records: the record without its target, as JSON."""

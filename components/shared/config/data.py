@@ -37,7 +37,7 @@ _READERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "target": (_WITH_TARGET, _NO_TABLE),
     "features": (_TABLES, _NO_TABLE),
     "categories": (_TABLES, _NO_TABLE),
-    "allow_leaks": (_TABLES, _NO_TABLE),
+    "allow_leaks": (_WITH_TARGET, _NO_TABLE),
     "images": ((*IMAGES, *MULTIMODAL), "reads no images"),
     "series": (SERIES, "forecasts no series"),
     "train_on": (("supervised_finetuning",), "has its own targets"),
@@ -153,6 +153,13 @@ def _series_are_of_the_task(data: DataFields) -> None:
             series.model_dump(exclude_defaults=True),
             f"data.target is {data.target!r}, and each needs a column of its own",
             "name other columns",
+        )
+    if {*data.allow_leaks} - {*series.covariates}:
+        raise at_odds(
+            "data.allow_leaks",
+            data.allow_leaks,
+            f"data.series.covariates is {series.covariates}, and nothing else is learned from",
+            "name only covariates",
         )
 
 

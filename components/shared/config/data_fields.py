@@ -129,8 +129,8 @@ class DataFields(Section):
     )
     allow_leaks: Annotated[list[str], IfSet()] = Field(
         [],
-        description="Only for tables: columns to learn from although they identify a record, or "
-        "give the target of every record away.",
+        description="Only for tables, and for data.series.covariates: columns to learn from "
+        "although they identify a record, or give the target of every record away.",
     )
     labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."

@@ -186,6 +186,60 @@ def test_covariates_of_a_series_are_learned_and_categories_are_refused_by_name(t
     assert "covariates are columns of numbers: give one of 0 and 1 for each" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("covariate", "evidence"),
+    [
+        (lambda sold: sold, "it is a linear function of the target (correlation 1.000000)"),
+        (lambda sold: 7 - 100 * sold, "it is a linear function of the target (correlation 1.0"),
+        (np.exp, "it is a monotone function of the target (rank correlation 1)"),
+        (lambda sold: 1 / sold, "it is a monotone function of the target (rank correlation -1)"),
+    ],
+)
+def test_a_covariate_that_gives_the_target_away_is_refused(tmp_path, covariate, evidence):
+    table = firms().assign(price=lambda frame: covariate(frame["invest"] / 100))
+    # What only the last times of a series have is not known of the training side.
+    table.loc[table["year"] > 1950, "price"] = 0.5
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, table, *COVARIATES)
+    assert "data.series.covariates names columns that give the target away" in str(caught.value)
+    assert f"'price': {evidence}" in str(caught.value)
+    assert "leave it out of data.series.covariates" in caught.value.remedy
+    _, data = prepared(tmp_path, table, *COVARIATES, "data.allow_leaks=[price]", "run=other")
+    assert read_series(data).covariates == ["price"]
+
+
+def test_a_leak_that_is_allowed_is_a_covariate(tmp_path):
+    config = series_config(tmp_path, *COVARIATES, "data.allow_leaks=[price]")
+    assert config.data.allow_leaks == ["price"]
+    with pytest.raises(ConfigError, match=r"(?s)data\.allow_leaks.*name only covariates"):
+        series_config(tmp_path, *COVARIATES, "data.allow_leaks=[price, cost]")
+
+
+@pytest.mark.parametrize("trend", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_covariates_that_tell_something_of_the_target_are_learned(tmp_path, seed, trend):
+    rng, days = np.random.default_rng(seed), pd.date_range("2024-01-01", periods=120)
+    season = np.sin(2 * np.pi * days.dayofweek / 7)
+    columns = {
+        "price": rng.choice([1.0, 2.0, 3.0], len(days)),
+        "holiday": (rng.random(len(days)) < 0.1).astype(int),
+        "weekend": (days.dayofweek >= 5).astype(int),
+        "season": season,
+        "day_number": np.arange(len(days)),
+        "square": np.arange(len(days)) ** 2,
+        "noise": rng.normal(size=len(days)),
+    }
+    # With a trend, the target rises each day, as the squares of the days do.
+    noise = rng.random(len(days)) if trend else rng.normal(size=len(days))
+    sold = 9 * trend * np.arange(len(days)) + 3 * season - columns["price"] / 3 + noise
+    table = pd.DataFrame({"day": days.strftime("%Y-%m-%d"), "sold": sold, **columns})
+    assert not trend or (np.diff(sold) > 0).all()
+    covariates = f"{{time: day, horizon: 7, covariates: [{', '.join(columns)}]}}"
+    fields = ["data.target=sold", f"data.series={covariates}", *COVARIATES[2:]]
+    _, data = prepared(tmp_path, table, *fields)
+    assert read_series(data).covariates == [*columns]
+
+
 def test_files_that_say_test_count_like_all_others_and_a_warning_says_so(tmp_path):
     table = firms()
     (tmp_path / "data").mkdir()
