@@ -349,6 +349,24 @@ def spark_picture(values: Sequence[float]) -> Markup:
     ).format(number(values[0]), number(values[-1]), line(drawn, "line c0"))
 
 
+def spark_bars(counts: Sequence[int], low: float | None, high: float | None) -> Markup:
+    """Draw how many numbers are in equal parts from low to high, or return "" without counts."""
+    if not counts or low is None or high is None:
+        return Markup("")
+    width, most = 96 / len(counts), max(counts)
+    bars = Markup("").join(
+        shape("rect", x=index * width, y=22 - tall, width=width - 1, height=tall)
+        for index, count in enumerate(counts)
+        # What occurs at all is to be seen.
+        if (tall := count and max(1.0, 20 * count / most))
+    )
+    parts = ", ".join(f"{count:,}" for count in counts)
+    return Markup(
+        '<svg class="spark" viewBox="0 0 96 22" role="img" aria-label="numbers in equal parts from '
+        '{0} to {1}: {2}"><title>{0} to {1}</title>{3}</svg>'
+    ).format(number(low), number(high), parts, bars)
+
+
 def spark_line(values: Sequence[float], width: int = 24) -> str:
     """Draw values with at most `width` bars of text; values that are not finite are left out."""
     finite = [(float(index), value) for index, value in enumerate(values) if math.isfinite(value)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
+from steadytrain.components.pages.charts import spark_bars
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.left_out import SET_ASIDE
 from steadytrain.components.shared.quantities import number, percent
@@ -25,7 +26,7 @@ _MIXTURE_COLUMNS = (
     *("Planned share", "Realized share", "Rows learned", "Passes"),
 )
 
-_MOST_COLUMNS = 200
+MOST_COLUMNS: Final = 200
 """Columns of a table that a page shows."""
 
 
@@ -156,10 +157,12 @@ def data_section(
                     column["kind"] or f"not learned from: {column['reason']}",
                     percent(column["missing"]),
                     number(column["distinct"]),
+                    spark_bars(column.get("histogram", []), column.get("low"), column.get("high")),
+                    "; ".join(map(number, column.get("quantiles", []))),
                     ", ".join(column["examples"]),
                 ],
             )
-            for column in card.columns[:_MOST_COLUMNS]
+            for column in card.columns[:MOST_COLUMNS]
         ],
         "table_columns": len(card.columns),
         "facts": card.facts,

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from steadytrain.components.pages.data_section import MOST_COLUMNS
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
@@ -36,6 +37,11 @@ _WORDS: Final = 4.0
 _DATED: Final = re.compile(r"\s*\d{1,4}([./-])\d{1,2}\1\d{1,4}(\D|$)")
 """Three numbers as a date has them, in any order, such as 31.01.2024."""
 _SHOWN: Final = 3
+_FREQUENT: Final = 10
+"""Categories that are counted."""
+_QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
+_BARS: Final = 12
+"""Equal parts of the range of a number whose values are counted."""
 _MANY: Final = 10
 """Columns for which the same is said one by one."""
 _IDENTIFIES: Final = "every value is different, so it identifies a record"
@@ -62,7 +68,12 @@ class Column(BaseModel):
     missing: share of the records without a value.
     infinite: number of infinite values in a column of numbers, which count as missing.
     distinct: number of different values.
-    examples: the most frequent ones.
+    examples: the most frequent ones, with how many records have them: ten categories of a column
+        that the data card shows, otherwise three values.
+    low, high: of a column of numbers.
+    quantiles: values that 5, 25, 50, 75 and 95 % of the numbers do not exceed, and
+    histogram: how many numbers are in equal parts from low to high. They are empty for columns that
+        the data card does not show: of a wide table, they would be most of what is kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,6 +88,8 @@ class Column(BaseModel):
     examples: list[str] = []
     low: float | None = None
     high: float | None = None
+    quantiles: list[float] = []
+    histogram: list[int] = []
 
 
 class Table(BaseModel):
@@ -235,8 +248,9 @@ def inferred(
             *(name, values, target, None if name in allowed else chance),
             of_categories=name in categories,
             text=text,
+            drawn=place < MOST_COLUMNS,
         )
-        for name, values in sorted(columns.items())
+        for place, (name, values) in enumerate(sorted(columns.items()))
     ]
     return Table(target=target.name, columns=result)
 
@@ -249,11 +263,13 @@ def _column(
     *,
     of_categories: bool,
     text: str | None,
+    drawn: bool,
 ) -> Column:
     """Describe a column.
 
     Args:
         chance: that it gives the target away by accident; None if it may do so.
+        drawn: whether the data card shows how its values are distributed.
     """
     # Of each value, NaN if it is not a number. It is parsed once, for tables with many values.
     numbers, missing = numbers_of(values)
@@ -291,12 +307,28 @@ def _column(
         examples=[
             f"{value[:40]} ({count})"
             for value, count in heapq.nsmallest(
-                _SHOWN, counts.items(), key=lambda item: (-item[1], item[0])
+                _FREQUENT if drawn and kind == "category" else _SHOWN,
+                counts.items(),
+                key=lambda item: (-item[1], item[0]),
             )
         ],
         low=float(finite.min()) if len(finite) else None,
         high=float(finite.max()) if len(finite) else None,
+        **_distribution(finite) if drawn and len(finite) else {},
     )
+
+
+def _distribution(numbers: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the quantiles and the histogram of finite numbers."""
+    # np.histogram refuses a range that is narrower than its bins can be.
+    low, high = numbers.min(), numbers.max()
+    shares = (numbers - low) / ((high - low) or 1.0)
+    places = np.minimum((shares * _BARS).astype(int), _BARS - 1)
+    quantiles = np.quantile(numbers, _QUANTILES, method="inverted_cdf")
+    return {
+        "quantiles": quantiles.tolist(),
+        "histogram": np.bincount(places, minlength=_BARS).tolist(),
+    }
 
 
 def _kind(

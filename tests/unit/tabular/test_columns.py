@@ -322,3 +322,40 @@ def test_statistics_are_those_of_the_values():
     assert (found.missing, found.distinct) == (0.25, 2)
     assert (found.low, found.high) == (1, 2)
     assert found.examples == ["2 (30)", "1 (15)"]
+    assert found.quantiles == [1, 1, 2, 2, 2]
+    assert found.histogram == [15, *[0] * 10, 30]
+
+
+def test_a_distribution_is_that_of_the_finite_numbers():
+    values = np.random.default_rng(0).lognormal(size=500)
+    found = column([*values, None, "inf"], Target("y", [np.arange(502) % 2], numbers=False))
+    assert found.histogram == np.histogram(values, 12)[0].tolist()
+    shares = [(values <= quantile).mean() for quantile in found.quantiles]
+    assert shares == [0.05, 0.25, 0.5, 0.75, 0.95]
+    assert {*found.quantiles} <= {*values.tolist()}
+
+
+@pytest.mark.parametrize(
+    "values", [(-1e300, 0, 1e300), (1e16, 1e16 + 2, 1e16 + 4), (0, 5e-324, 1e-323)]
+)
+def test_a_distribution_of_extreme_numbers_is_finite(values):
+    found = column(cycled(*values))
+    assert sum(found.histogram) == ROWS
+    assert np.isfinite(found.quantiles).all()
+    assert type(found).model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_most_frequent_categories_are_counted():
+    found = column([f"v{row % 11}" for row in range(ROWS - 1)] + ["v3"])
+    assert found.examples[0] == "v3 (7)"
+    assert len(found.examples) == 10
+    assert (found.quantiles, found.histogram) == ([], [])
+
+
+def test_columns_that_the_card_does_not_show_have_no_distribution():
+    columns = {f"c{place:03}": cycled(1, 2, 3, 4) for place in range(150)}
+    columns |= {f"d{place:03}": cycled("a", "b", "c", "d", "e") for place in range(100)}
+    columns |= {"e": cycled(1, 2, 3)}
+    found = inferred(columns, CLASSES).columns
+    assert [bool(one.histogram) for one in found] == [True] * 150 + [False] * 101
+    assert [len(one.examples) for one in found[150:]] == [5] * 50 + [3] * 51

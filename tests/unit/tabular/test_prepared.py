@@ -57,6 +57,33 @@ def test_columns_and_their_reasons_are_stored_and_in_the_card(tmp_path):
     assert "'copy' is not learned from: its numbers separate the 2 classes" in text
 
 
+def test_card_draws_how_numbers_are_distributed_and_counts_categories(tmp_path):
+    records = [
+        {"size": (row * 7) % 31, "color": f"c{row % 7}", "target": row % 2} for row in range(300)
+    ]
+    _, data = prepared(tmp_path, records)
+    page = data.path("card.html").read_text()
+    (color, size) = json.loads(data.path("card.json").read_text())["columns"]
+    assert len(color["examples"]) == 7
+    assert ", ".join(color["examples"]) in page
+    counts = ", ".join(map(str, size["histogram"]))
+    assert f'aria-label="numbers in equal parts from 0 to 30: {counts}"' in page
+    assert "; ".join(f"{value:.0f}" for value in size["quantiles"]) in page
+    assert sum(size["histogram"]) == data.sides["train"].documents
+
+
+def test_card_of_a_wide_table_says_how_many_columns_are_not_shown(tmp_path):
+    names = [f"c{place:03}" for place in range(203)]
+    records = [
+        {name: (row * 7 + place) % 31 for place, name in enumerate(names)} | {"target": row % 2}
+        for row in range(60)
+    ]
+    _, data = prepared(tmp_path, records)
+    page = data.path("card.html").read_text()
+    assert "Columns (the first 200 of 203; 3 are not shown)" in page
+    assert page.count("numbers in equal parts from") == 200
+
+
 def test_leak_is_learned_from_if_it_is_allowed(tmp_path):
     records = [{"copy": row % 2, "size": (row * 7) % 31, "target": row % 2} for row in range(300)]
     _, data = prepared(tmp_path, records, "data.allow_leaks=[copy]")
