@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,6 +52,20 @@ class StandardizingLearner(TableLearner):
         }
         self.inputs = standardized(dense, **self.scaling)
 
+    def limited(self) -> AbstractContextManager[Any]:
+        """Return a context in which the linear algebra has the threads of this learner.
+
+        A rank that is forked has loaded it with a single one, whatever its variables say.
+        """
+        from threadpoolctl import threadpool_limits
+
+        limits: AbstractContextManager[Any] = threadpool_limits(self.threads)
+        return limits
+
+    def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
+        with self.limited():
+            return super().validate(rows)
+
 
 class LinearLearner(StandardizingLearner):
     """A linear model, which one step fits: ridge regression, or logistic regression.
@@ -84,7 +99,8 @@ class LinearLearner(StandardizingLearner):
         del rows
         if self.labels:
             fitted = LogisticRegression(C=1 / self.penalty, max_iter=_ITERATIONS)
-            fitted.fit(self.inputs, self.targets.astype(int), self.row_weights)
+            with self.limited():
+                fitted.fit(self.inputs, self.targets.astype(int), self.row_weights)
             if max(fitted.n_iter_) >= _ITERATIONS:
                 raise BadInput(
                     f"model.config.penalty = {self.penalty:g}: the linear model has not converged "
@@ -93,7 +109,8 @@ class LinearLearner(StandardizingLearner):
                 )
         else:
             fitted = Ridge(alpha=self.penalty)
-            fitted.fit(self.inputs, self.targets, self.row_weights)
+            with self.limited():
+                fitted.fit(self.inputs, self.targets, self.row_weights)
         self.weights = np.asarray(fitted.coef_, np.float64).reshape(self.outputs, -1).T
         self.intercept = np.asarray(fitted.intercept_, np.float64).reshape(-1)
         raw = self.inputs @ self.weights + self.intercept
@@ -142,7 +159,8 @@ class NeighborsLearner(StandardizingLearner):
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         del rows
         some = np.linspace(0, len(self.targets) - 1, min(_REPORTED, len(self.targets))).astype(int)
-        raw = self.model().raw(self.matrix[some])
+        with self.limited():
+            raw = self.model().raw(self.matrix[some])
         return Learned(float(self.losses(raw, self.targets[some]).mean()), learning_rate_scale)
 
     def model(self) -> TableModel:
