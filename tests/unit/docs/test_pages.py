@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import RunConfig, TrainingConfig
+from steadytrain.components.tasks.base import load_task
 
 from support.snippets import CHECKED, PAGES, README, ROOT, TECHNIQUES, address_of, blocks
 
@@ -48,6 +50,18 @@ def test_overview_names_every_technique():
     overview = (ROOT / "docs" / "techniques" / "index.md").read_text()
     named = {f"techniques/{name}" for name in re.findall(r"\]\(([a-z0-9-]+\.md)\)", overview)}
     assert named == {address_of(page) for page in TECHNIQUES}
+
+
+def test_overview_names_the_tasks_whose_loss_includes_an_objective():
+    overview = (ROOT / "docs" / "techniques" / "index.md").read_text()
+    rows = re.findall(r"^\| .*\(`training\.(\w+)`.*?\) \| ([^|]*) \|", overview, re.MULTILINE)
+    named = dict[str, set[str]]()
+    for field, tasks in rows:
+        named.setdefault(field, set()).update(re.findall(r"`(\w+)`", tasks))
+    ours = [name for name in plugins.names(plugins.TASKS) if plugins.is_ours(plugins.TASKS, name)]
+    objectives = {name: load_task(name).objectives for name in ours}
+    for field in TrainingConfig.all_objectives():
+        assert named[field] == {name for name in ours if field in objectives[name]}, field
 
 
 def test_every_technique_with_settings_has_a_page():

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from scipy.stats import ks_2samp
+from sklearn.utils.class_weight import compute_class_weight
 
 from steadytrain.components.images.tasks import IMAGE_CLASSIFICATION
 from steadytrain.components.images.training import ImageClassification, image_scale
@@ -345,6 +346,40 @@ def test_loss_of_mixtures_is_that_of_both_images(bench):
     expected = (share * losses[0] + (1 - share) * losses[1]).sum().item()
     found = task.compute_loss(model, task.collate(taken)).total.item()
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_weighted_loss_is_that_of_torch(bench, prepared_digits):
+    labels = prepared_digits[1].labels
+    given = {label: 0.25 + 0.5 * place for place, label in enumerate(labels)}
+    made = bench(*RECIPE, ("training.class_weights", {"kind": "given", "given": given}))
+    task = ImageClassification(made.config, made.data)
+    rows = Rows([made.data.path(name) for name in made.data.sides["train"].shards])
+    batch = task.collate([rows[n] for n in range(32)])
+    targets = batch["targets"]
+    assert len(targets.unique()) > 5
+    torch.manual_seed(2)
+    model = task.build_model().eval()
+    own = torch.tensor([given[label] for label in labels])
+    expected = torch.nn.functional.cross_entropy(
+        task.logits(model, batch), targets, weight=own, reduction="sum"
+    )
+    found = task.compute_loss(model, batch).total
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    # Scores compare with those of a run without weights.
+    plain = torch.nn.functional.cross_entropy(task.logits(model, batch), targets, reduction="sum")
+    assert task.validate(model, batch)["loss"] == pytest.approx(plain.item(), rel=1e-5)
+    slopes, mine = (torch.autograd.grad(one, [*model.parameters()]) for one in (expected, found))
+    for one, other in zip(mine, slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_balanced_weights_are_those_of_the_images(bench):
+    made = bench(*RECIPE, "training.class_weights={kind: balanced}")
+    rows = Rows([made.data.path(name) for name in made.data.sides["train"].shards])
+    targets = [rows[index]["label"] for index in range(len(rows))]
+    expected = compute_class_weight("balanced", classes=np.arange(10), y=targets)
+    weights = ImageClassification(made.config, made.data).criterion.weights
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
 def test_model_and_images_must_fit(bench):

@@ -54,6 +54,24 @@ def trained(bench, folder):
     return made
 
 
+def test_weighted_loss_is_that_of_torch(bench, prepared_mixed):
+    labels = prepared_mixed[1].labels
+    given = {label: 0.25 + 0.5 * place for place, label in enumerate(labels)}
+    made = bench(*RECIPE, ("training.class_weights", {"kind": "given", "given": given}))
+    task = MultimodalClassification(made.config, made.data)
+    batch = task.collate(rows_of(made.data, "train")[:64])
+    targets = batch["targets"]
+    assert len(targets.unique()) == len(labels)
+    torch.manual_seed(2)
+    model = task.build_model().eval()
+    own = torch.tensor([given[label] for label in labels])
+    logits = task.logits(model, batch)
+    expected = torch.nn.functional.cross_entropy(logits, targets, weight=own, reduction="sum")
+    assert task.compute_loss(model, batch).total.item() == pytest.approx(expected.item(), rel=1e-5)
+    plain = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    assert task.validate(model, batch)["loss"] == pytest.approx(plain.item(), rel=1e-5)
+
+
 def rows_of(data, side):
     rows = Rows([data.path(name) for name in data.sides[side].shards])
     return [rows[index] for index in range(len(rows))]
