@@ -62,3 +62,10 @@ def commands() -> Iterator[tuple[str, str]]:
         for number, line in enumerate(block.text.splitlines(), block.line + 1):
             if command := line.partition("  # ")[0].strip():
                 yield f"{block.page.relative_to(ROOT)}:{number}", command
+
+
+def documented(command: str) -> set[str]:
+    """Return the keys that the guide says a command's JSON has, without those of its items."""
+    text = (ROOT / "docs" / "guides" / "scripts.md").read_text()
+    row = text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]
+    return set(re.findall(r"`(\w+)`", re.sub(r": each with [^;]*;|\([^)]*\)", "", row)))

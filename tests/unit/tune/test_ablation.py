@@ -21,7 +21,7 @@ from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.pipelines.cli import app
 
-from support.snippets import ROOT
+from support.snippets import documented
 from support.synthetic_trials import Quiet, SyntheticTrials, World
 
 CHANGES = {
@@ -204,11 +204,6 @@ def steadytrain(*arguments):
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.stdout
-
-
-def documented(command):
-    text = (ROOT / "docs" / "guides" / "scripts.md").read_text()
-    return set(re.findall(r"`(\w+)`", text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError, Steadytr
 from steadytrain.components.tune.trials import retrain as retraining
 from steadytrain.pipelines.cli import app
 
-from support.snippets import ROOT
+from support.snippets import documented
 from support.synthetic_trials import SPACE, SyntheticTrials, World
 
 SETTINGS = {
@@ -52,11 +52,6 @@ def steadytrain(*arguments):
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.stdout
-
-
-def documented(command):
-    text = (ROOT / "docs" / "guides" / "scripts.md").read_text()
-    return set(re.findall(r"`(\w+)`", text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]))
 
 
 def test_study_ends_with_a_configuration_that_run_takes(folder, world):

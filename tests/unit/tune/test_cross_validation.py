@@ -32,7 +32,7 @@ from steadytrain.components.tune.trials.folder import LABELS, TrialFolder
 from steadytrain.pipelines.cli import app
 
 from support.data import sentence, write_jsonl
-from support.snippets import ROOT
+from support.snippets import documented
 from support.synthetic_trials import SyntheticTrials, World
 
 COMPARE = {
@@ -125,12 +125,6 @@ def told(text):
     """What the same command says about a cross-validation that is complete."""
     assert text
     return json.loads(steadytrain("--json"))
-
-
-def documented(command):
-    text = (ROOT / "docs" / "guides" / "scripts.md").read_text()
-    keys = text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]
-    return set(re.findall(r"`(\w+)`", re.sub(r": each with [^;]*;", ",", keys)))
 
 
 class UnpreparedTrials(SyntheticTrials):

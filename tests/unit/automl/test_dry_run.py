@@ -1,0 +1,83 @@
+"""`steadytrain automl --dry-run` as a command: what it prints, and that it does nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from steadytrain.pipelines.cli import app
+
+from support.pictures import digits, write_folders
+from support.snippets import documented
+from support.tables import shipped, write_csv
+
+FIELDS = (
+    "automl.quality=fast",
+    "automl.budget.trials=1",
+    "automl.budget.parallel=2",
+    "compute.price_per_hour=36",
+)
+
+
+def table(folder):
+    return write_csv(folder, shipped("wine")), ["data.target=target"], 178
+
+
+def images(folder):
+    pictures, labels = digits()
+    return write_folders(folder / "digits", pictures[:160], labels[:160]), [], 160
+
+
+KINDS = {
+    "a table": (table, "tabular_classification, target target", "dummy", "linear"),
+    "images": (images, "image_classification", "residual network", "convolutional network"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dry_run_shows_portfolio_units_time_and_cost_and_starts_and_writes_nothing(
+    tmp_path, monkeypatch, kind
+):
+    make, task, begun, not_begun = KINDS[kind]
+    source, own, records = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    options = [word for item in (*FIELDS, *own) for word in ("--set", item)]
+
+    def dry_run(*more):
+        words = ["automl", str(source), *options, "--output", "never", "--dry-run", *more]
+        done = CliRunner().invoke(app, words)
+        assert done.exception is None, done.output
+        return done.stdout
+
+    told = json.loads(dry_run("--json"))
+    assert set(told) == documented("automl --dry-run")
+    assert (told["folds"], told["units"], told["parallel"]) == (4, 4, 2)
+    # The folds are of the training side.
+    assert records / 2 < told["records"] < records
+    assert told["expected_training_seconds"] == 2 * told["expected_seconds"] > 0
+    assert told["expected_usd"] == pytest.approx(told["expected_training_seconds"] / 100)
+
+    text = dry_run()
+    for line in (
+        rf"study +{told['study']}",
+        rf"task +{task}",
+        rf"records +{told['records']}, in 4 folds",
+        "units +4: configurations x folds, 2 at a time",
+        r"time +about \d.*",
+        r"training +about \d.* for all units together",
+        r"cost +about \$\d.*",
+        rf"portfolio +{begun}",
+        rf"not begun +{not_begun}: the budget ends before it",
+    ):
+        assert re.search(f"^{line}$", text, re.M), line
+    shown = re.findall(r"^(?:portfolio|not begun) +(.*?)(?:: the budget.*)?$", text, re.M)
+    assert shown == [item["name"] for item in told["configurations"]]
+    assert len(re.findall("^portfolio ", text, re.M)) == 1
+    left_out = re.findall(r"^left out +(.*?): ", text, re.M)
+    assert left_out == [*told["skipped"]]
+
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
