@@ -19,7 +19,7 @@ from steadytrain.components.shared.workspace import Workspace
 
 from support.mixed import MIXED, digits_of_mnist, write_mixed
 from support.pictures import digits, write_folders
-from support.searched import board_of, without_times
+from support.searched import answered_example, board_of, without_times
 from support.stores import with_store
 
 PROGRAM = (sys.executable, "-m", "steadytrain.pipelines")
@@ -47,10 +47,13 @@ def searched(source, output, *sets):
     return json.loads(done.stdout)
 
 
+def named(told):
+    return f"models:/{told['study'].rpartition('-')[0]}/1"
+
+
 def predicted(told, source, output, out):
-    model = f"models:/{told['study'].rpartition('-')[0]}/1"
     subprocess.run(
-        [*PROGRAM, "predict", model, str(source), "-o", str(output), "--out", str(out)],
+        [*PROGRAM, "predict", named(told), str(source), "-o", str(output), "--out", str(out)],
         check=True,
         capture_output=True,
     )
@@ -81,6 +84,15 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
     assert board["artifact"]["memory_mb"] < 50
 
     study = tmp_path / "whole" / "studies" / told["study"]
+    page = (study / "report.html").read_text()
+    for shown in (
+        "Loss by time for a record",
+        "Confusion matrix",
+        "Calibration",
+        "Better than the frequencies of the classes by more than chance?</dt><dd>yes: its loss is",
+        "opened once, after 2 configurations were compared",
+    ):
+        assert shown in page
     names = ["residual network", "convolutional network"]
     for row in board["configurations"]:
         seen, losses = [], []
@@ -118,6 +130,8 @@ def test_search_of_images_that_is_killed_has_the_same_board_and_a_model_that_pre
     assert winners[0].weights_digest == winners[1].weights_digest
 
     answers = predicted(told, source, tmp_path / "whole", tmp_path / "answers.jsonl")
+    given, answered = answered_example(tmp_path / "whole", named(told))
+    assert given == answered > 0
     right = [answer["prediction"] == answer["source"].split("/")[-2] for answer in answers]
     assert len(right) == 400
     assert np.mean(right) > 0.9
@@ -154,6 +168,8 @@ def test_search_of_mixed_records_ends_with_one_network_that_predicts(tmp_path, e
     best = (output / "studies" / told["study"] / "best.yaml").read_text()
     assert "multimodal_classification" in best
     answers = predicted(told, table, output, tmp_path / "answers.jsonl")
+    given, answered = answered_example(output, named(told))
+    assert given == answered > 0
     truth = pd.read_csv(table)["kind"]
     assert len(answers) == 240
     assert {answer["prediction"] for answer in answers} <= {*truth}
@@ -189,3 +205,5 @@ def test_search_of_texts_from_scratch_ends_with_a_model_that_predicts(tmp_path, 
     assert board["artifact"]["memory_mb"] < 200
     answers = predicted(told, tmp_path / "texts.csv", output, tmp_path / "answers.jsonl")
     assert len(answers) == 300
+    given, answered = answered_example(output, named(told))
+    assert given == answered > 0

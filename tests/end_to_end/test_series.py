@@ -18,7 +18,7 @@ from steadytrain.components.shared.records import EvaluationRecord, Registration
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import finish, kill_paused, wait_for
-from support.searched import board_of, without_times
+from support.searched import answered_example, board_of, without_times
 from support.selected import each
 from support.series import FIRMS, by_mlforecast, firms, firms_for_nixtla, promoted
 from support.tables import write_csv
@@ -219,6 +219,9 @@ def test_search_of_forecasts_ends_with_a_registered_model_that_serves_elsewhere(
     served = forecasts_elsewhere(steadytrain, address, source)
     assert served == load(workspace.model).rows(firms().to_dict("records"))
     assert {row["year"] for row in served} == {"1955", "1956"}
+    # The example is the history of one firm, to 1954.
+    history = firms().query("firm == firm.min() and year < 1953")
+    assert answered_example(steadytrain.output, address) == (len(history), 2)
 
 
 @pytest.mark.long

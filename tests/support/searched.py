@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +39,40 @@ def without_times(board: dict[str, Any]) -> dict[str, Any]:
     ]
     kept = ("best_params", "best_score", "corrected_score", "better_than_default_lightgbm")
     return {"rows": rows, "skipped": board["skipped"]} | {name: board[name] for name in kept}
+
+
+_EXAMPLE = """
+import json, sys
+
+class WithoutSteadytrain:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "steadytrain":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutSteadytrain())
+import mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+example = model.input_example
+print(json.dumps([len(example), len(model.predict(example))]))
+"""
+
+
+def answered_example(output: Path, address: str) -> tuple[int, int]:
+    """Let a registered model predict from its input example, in a process without steadytrain.
+
+    Returns:
+        The records of the example, and the predictions.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _EXAMPLE, f"sqlite:///{output / 'mlflow.db'}", address],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    given, answers = json.loads(done.stdout.splitlines()[-1])
+    return given, answers
 
 
 def simulated(
