@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,8 @@ from sklearn.preprocessing import StandardScaler
 from steadytrain.components.automl.board import _trained
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import EvaluationRecord, GateRecord
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.study import study_of
@@ -40,10 +43,12 @@ from support import kfp_local
 from support.label_sets import NAMES, labeled_table
 from support.label_sets import SETS as LABEL_SETS
 from support.plugins import install_example
-from support.searched import board_of, without_times
-from support.stores import with_store
+from support.searched import answered_example, board_of, without_times
+from support.snippets import ROOT, documented
+from support.stores import copy_output, with_store
 from support.tables import shipped, write_csv
 
+MAKEFILE = ROOT / "Makefile"
 PROGRAM = (sys.executable, "-m", "steadytrain.pipelines", "automl")
 SETS = (
     "automl.budget.units=12",
@@ -75,6 +80,7 @@ def finished_search(tmp_path_factory, empty_store):
 def test_search_ends_with_a_model_that_is_judged_once(finished_search):
     folder, _, told = finished_search
     board = board_of(folder / "whole")
+    assert set(told) == documented("automl")
     assert told["study"] == board["study"]
     assert (board["trials"], board["trials_completed"], board["trials_failed"]) == (12, 12, 0)
     assert board["test"]["compared"] == len(board["configurations"]) == 3
@@ -143,6 +149,48 @@ def test_report_shows_the_board_and_the_test_side(finished_search):
         assert max(it["peak_memory_mb"] for it in own) == row["peak_memory_mb"]
         for name in ("latency_p50_ms", "latency_p99_ms", "memory_mb", "size_mb"):
             assert np.mean([it[name] for it in own]) == pytest.approx(row[name])
+
+
+def test_model_of_a_search_predicts_from_its_input_example(finished_search):
+    folder, _, _ = finished_search
+    given, answers = answered_example(folder / "whole", "models:/wine@champion")
+    assert given == answers > 0
+
+
+def test_second_search_compares_its_winner_with_the_champion_of_the_first(finished_search):
+    folder, source, first = finished_search
+    output = copy_output(folder / "whole", folder / "challenged")
+    # Only the dummy is trained.
+    sets = ("automl.budget.units=4", "tune.seed=1")
+    options = (word for item in sets for word in ("--set", item))
+    done = subprocess.run(
+        command(source, output, "--json", *options), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["study"] != first["study"]
+    study = output / "studies" / told["study"]
+    test = json.loads((study / "board.json").read_bytes())["test"]
+    assert test == told["test"]
+    # Both models were judged on the same records.
+    champion, mine = (each["metrics"]["accuracy"]["value"] for each in (first["test"], test))
+    assert test["examples"] == first["test"]["examples"]
+    assert test["champion"] == champion
+    gain = test["improvement"]
+    assert gain["value"] == pytest.approx((mine - champion) / champion)
+    assert gain["low"] < gain["value"] < gain["high"] < 0
+    # The second look at the test side may take a part of the error rate only.
+    assert test["confidence"] == pytest.approx(1 - 0.05 / (2 * 3))
+    assert not test["promoted"]
+    page = (study / "report.html").read_text()
+    (shown,) = re.findall(r">Improvement</th>.*", page)
+    assert re.findall(r"-?[\d.]+%", shown) == [
+        f"{100 * gain[name]:.1f}%" for name in ("value", "low", "high")
+    ]
+    assert re.search(rf">{champion:.4f}<.*>version 1, on the same records<", page)
+    client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+    assert len(client.search_model_versions("name='wine'")) == 2
+    assert client.get_model_version_by_alias("wine", "champion").version == 1
 
 
 def test_scores_are_the_losses_of_records_that_were_held_out(finished_search):
@@ -239,6 +287,57 @@ def test_search_in_time_scores_each_fold_by_what_came_before_it(tmp_path, empty_
     assert board["test"]["examples"] == 32
     # A random split would promise the variance of the target; the test side shows more.
     assert board["test"]["metrics"]["mse"]["value"] > 1.5 * frame["target"].var()
+
+
+def test_groups_are_kept_together_and_the_page_shows_the_slices(tmp_path, empty_store):
+    """Each of 60 farms has up to 9 records in any of two seasons; a number tells the class."""
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"farm": np.repeat(np.arange(60), random.integers(2, 10, 60))})
+    frame["farm"] = [f"farm {number}" for number in frame["farm"]]
+    frame["season"] = random.choice(["spring", "autumn"], len(frame))
+    frame["target"] = random.choice(["sick", "well"], len(frame))
+    frame["x"] = random.normal(size=len(frame)) + 2 * (frame["target"] == "sick")
+    source, output = write_csv(tmp_path, frame), with_store(tmp_path / "output", empty_store)
+    sets = ("data.columns={group: farm, slice: season}", "automl.budget.units=8", "name=farms")
+    more = (word for item in sets for word in ("--set", item))
+    done = subprocess.run(
+        command(source, output, "--json", *more), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    board = json.loads(done.stdout)
+    assert board["importance"].keys() == {"x"}
+    study, workspace = output / "studies" / board["study"], Workspace(output, board["run"])
+
+    farm_of = {str(x): farm for x, farm in zip(frame["x"], frame["farm"], strict=True)}
+    for data, sides in ((study, 6), (output, 3)):
+        groups = {
+            shard.parent.name: {farm_of[x] for x in shard_values(shard, "x")}
+            for shard in data.glob("data/*/*/shard-*.arrow")
+        }
+        assert len(groups) == sides
+        # All 60, and none twice.
+        assert sorted(farm for side in groups.values() for farm in side) == sorted({*frame["farm"]})
+        for unit in range(8 if data == study else 0):
+            scores = pq.read_table(study / "trials" / f"{unit:04d}" / "scores.parquet")
+            assert {*scores["group"].to_pylist()} == groups[f"fold-{unit % 4}"]
+    judged = GateRecord.load(workspace.record("gate"))
+    assert judged.units == len(groups["test"]) < board["test"]["examples"]
+
+    page = (study / "report.html").read_text()
+    _, _, table = page.partition("By slice")
+    table = table.partition("</table>")[0]
+    by_slice = EvaluationRecord.load(workspace.record("evaluate")).slices
+    assert by_slice.keys() == {"spring", "autumn"}
+    for name, values in by_slice.items():
+        (row,) = re.findall(rf">{name}</th>(.*?)</tr>", table, re.S)
+        shown = [float(cell) for cell in re.findall(r"<td[^>]*>([^<]+)</td>", row)]
+        assert shown == pytest.approx([*values.values()], rel=1e-3)
+
+
+def shard_values(path, column):
+    """Return the values of a column, as they were written, in prepared rows."""
+    rows = pa.ipc.open_file(path).read_all()["features"].to_pylist()
+    return [json.loads(row)[column] for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -741,3 +840,32 @@ def test_search_for_numbers_keeps_them_monotone_and_its_winner_trains_again(tmp_
     assert found == predicted(
         "models:/diabetes/2", tmp_path / "grid.csv", output, tmp_path / "two.jsonl"
     )
+
+
+@pytest.mark.long
+def test_demo_of_the_make_file_ends_with_a_model_that_is_judged_and_a_page(
+    tmp_path, empty_store, record_property
+):
+    (line,) = re.findall(r"^\t\$\(BIN\)/steadytrain automl (\w+) ", MAKEFILE.read_text(), re.M)
+    output = with_store(tmp_path / "output", empty_store)
+    done = subprocess.run(
+        [*PROGRAM, line, "--json", "-o", output], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    # It depends on the machine; the README says three minutes.
+    record_property("command_seconds", told["command_seconds"])
+    print(f"the demo took {told['command_seconds']:.0f} s")
+    assert (told["trials_failed"], told["trials_not_started"]) == (0, 0)
+    assert told["trials_completed"] == told["trials"] == told["folds"] * told["compared"]
+    assert told["better_than_default_lightgbm"]["value"] is not None
+    test = told["test"]
+    assert test["metrics"]["accuracy"]["value"] > 0.85
+    assert test["compared"] == told["compared"]
+    assert test["promoted"], test["gate"]
+    assert GateRecord.load(Workspace(output, told["run"]).record("gate")).reason == test["gate"]
+    page = (output / "studies" / told["study"] / "report.html").read_text()
+    for shown in (test["gate"], "Confusion matrix", "Partial dependence", "Calibration"):
+        assert shown in page
+    client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+    assert client.get_model_version_by_alias("vote", "champion").version == 1

@@ -67,6 +67,18 @@ def copy_store(store: Path, folder: Path) -> str:
     return f"sqlite:///{folder / 'mlflow.db'}"
 
 
+def copy_output(output: Path, copy: Path) -> Path:
+    """Copy an output folder whose store names the artifacts by their paths; return the copy."""
+    shutil.copytree(output, copy)
+    (copy / "mlflow.db").unlink()
+    with (
+        contextlib.closing(sqlite3.connect(output / "mlflow.db")) as store,
+        contextlib.closing(sqlite3.connect(copy / "mlflow.db")) as other,
+    ):
+        other.executescript("\n".join(store.iterdump()).replace(str(output), str(copy)))
+    return copy
+
+
 @dataclass
 class Server:
     """An MLflow server in its own process group.
