@@ -48,6 +48,7 @@ _CHOSEN: Final = (
     "training.early_stopping_patience",
     "training.load_best_model_at_end",
     "training.metric_for_best_model",
+    "training.greater_is_better",
 )
 """What a search chooses for each configuration."""
 _OF_LEARNERS: Final = (
@@ -69,8 +70,8 @@ _OF_MIXED: Final = (
 _COLUMNS: Final = ("text", "image", "group", "slice")
 _OF_IMAGES: Final = ("missing_file", "broken_image", "huge_image", "too_long")
 """Defects of records whose images are not read."""
-_ROWS: Final = 200
-"""Records that show what images and columns there are."""
+_ROWS: Final = 60
+"""Records that show what images and columns there are. Photographs take a while to decode."""
 _LARGEST: Final = 64
 """Pixels on a side up to which networks from scratch read images, if nothing else is set."""
 _GRAY: Final = frozenset({"1", "L", "LA", "I", "I;16", "F"})
@@ -112,11 +113,13 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
         raise _missing("target")
     given = content_of("" if str(source) in preset_names() else source, overrides)
     if unused := sorted(_not_used(stated_fields(given), task)):
-        remarks.insert(
-            0,
-            f"not used: {', '.join(unused)}. A search chooses these for each configuration; "
-            "automl.constraints.frameworks limits it, and model.config.monotone holds for all",
+        kept = (
+            "model.base, encoders and other fields of training hold for all"
+            if task in NETWORKS
+            else "automl.constraints.frameworks limits it, and model.config.monotone holds for all"
         )
+        chosen = f"not used: {', '.join(unused)}. A search chooses these for each configuration"
+        remarks.insert(0, f"{chosen}; {kept}")
     if task in NETWORKS:
         remarks += _complete(content, given)
     else:
