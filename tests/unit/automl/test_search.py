@@ -163,7 +163,7 @@ def test_fields_that_a_search_chooses_are_named_as_not_used(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("training: {metric_for_best_model: accuracy, greater_is_better: true}")
     config, remarks = searches.searched(path, table(tmp_path))
-    assert "not used: training.metric_for_best_model. " in str(remarks)
+    assert "not used: training.greater_is_better, training.metric_for_best_model. " in str(remarks)
     # The board counts the steps of the lowest loss.
     assert as_automl(config).training.metric_for_best_model is None
 
