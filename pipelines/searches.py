@@ -23,6 +23,7 @@ from steadytrain.components.shared.config.data_sections import (
     IMAGES,
     MULTIMODAL,
     NETWORKS,
+    SEARCHED,
     SERIES,
     TABLES,
     TEXTS,
@@ -104,10 +105,12 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
     if not data.get("source"):
         raise _missing("source")
     content.setdefault("name", name_for(str(listed(data["source"])[0])))
-    remarks = list[str]()
+    remarks, found = list[str](), None
     if "task" not in data:
-        data["task"], reason, more = _task(data)
-        remarks += [f"task {data['task']}, since {reason}; data.task sets another one", *more]
+        data["task"], reason, found = _task(data)
+        remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
+    if found and found.defect and not found.images:
+        remarks.append(f"no image is learned from: {found.defect}")
     task = data["task"]
     if not data.get("target") and task not in (*IMAGES, *TEXTS):
         raise _missing("target")
@@ -121,19 +124,18 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
         chosen = f"not used: {', '.join(unused)}. A search chooses these for each configuration"
         remarks.insert(0, f"{chosen}; {kept}")
     if task in NETWORKS:
-        remarks += _complete(content, given)
+        remarks += _complete(content, given, found)
     else:
         content["model"] = _learner(content)
     if task not in SERIES:
         data.setdefault("validation_share", 0.1)
         data.setdefault("test_share", 0.2)
     config = from_mapping(content)
-    known = (*TABLES, *SERIES, *NETWORKS)
-    if config.data.task not in known:
+    if config.data.task not in SEARCHED:
         raise BadInput(
             f"data.task = {config.data.task!r}: a search finds models of tables, series, images "
             "and texts",
-            remedy=f"use {' or '.join(known)}",
+            remedy=f"use {' or '.join(SEARCHED)}",
         )
     return config, remarks
 
@@ -147,15 +149,17 @@ def _missing(field: str) -> BadInput:
     )
 
 
-def _task(data: dict[str, Any]) -> tuple[str, str, list[str]]:
-    """Return the task of data, the reason, and remarks. Images with a class alone are named in it.
+def _task(data: dict[str, Any]) -> tuple[str, str, _Kinds | None]:
+    """Return the task of data, the reason, and what columns they have, if it has a target.
+
+    Images with a class alone are named in the data.
 
     Raises:
         BadInput: it cannot be inferred.
     """
     if not data.get("target"):
         if count := sum(pictures(str(one)) for one in listed(data["source"])):
-            return IMAGES[0], f"its {count:,} files are images", []
+            return IMAGES[0], f"its {count:,} files are images", None
         raise _missing("target")
     columns = data.get("columns")
     named = isinstance(columns, Mapping) and columns.get("image")
@@ -177,13 +181,12 @@ def _task(data: dict[str, Any]) -> tuple[str, str, list[str]]:
             "leave the images out with data.features",
         )
     if named or (len(found.images) and found.others):
-        return MULTIMODAL[0], f"{found.images[0] if found.images else named} has images", []
+        return MULTIMODAL[0], f"{found.images[0] if found.images else named} has images", found
     if found.images:
         data["columns"] = {**(columns or {}), "image": found.images[0], "label": data["target"]}
         del data["target"]
-        return IMAGES[0], f"{found.images[0]} has images, and there is nothing else", []
-    unread = [f"no image is learned from: {found.defect}"] if found.defect else []
-    return task, reason, unread
+        return IMAGES[0], f"{found.images[0]} has images, and there is nothing else", found
+    return task, reason, found
 
 
 def _of_table(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,13 +217,14 @@ def _learner(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"framework": framework, "config": {"model_type": "lightgbm", **kept}}
 
 
-def _complete(content: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _complete(content: dict[str, Any], given: Mapping[str, Any], found: _Kinds | None) -> list[str]:
     """Complete the configuration of a search for networks, and return remarks.
 
     What the preset of the task says about training counts where the user says nothing.
 
     Args:
         given: what the user says, without a preset that is the source.
+        found: what columns the records have, if that is known.
     """
     data, preset = content["data"], read_mapping(PRESETS[content["data"]["task"]])
     task, model = data["task"], _section(given, "model")
@@ -240,7 +244,7 @@ def _complete(content: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     if task in IMAGES:
         content["model"] = _started(model, preset["model"]["config"])
         return [*_sized(data, model.get("base"))]
-    return [*_mixed(content, model, preset["model"])]
+    return [*_mixed(content, model, preset["model"], found)]
 
 
 def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -298,17 +302,21 @@ def _first_images(data: Mapping[str, Any]) -> tuple[list[int], set[str]]:
 
 
 def _mixed(
-    content: dict[str, Any], given: dict[str, Any], preset: Mapping[str, Any]
+    content: dict[str, Any],
+    given: dict[str, Any],
+    preset: Mapping[str, Any],
+    found: _Kinds | None,
 ) -> Iterator[str]:
     """Set the encoders for what the records have, and yield what was found.
 
     Args:
         given: what the user says about the model.
         preset: the model of the task's preset.
+        found: see `_complete`.
     """
     data, fusion = content["data"], _section(given, "fusion")
     try:
-        found = _first_kinds(data)
+        found = found or _first_kinds(data)
         yield f"{found}. data.columns.text and data.columns.image name others"
     except (BadInput, DataError, StorageError) as error:
         found = _Kinds(texts=["?"], images=["?"])

@@ -59,7 +59,7 @@ from steadytrain.components.tune.trials.folder import EXPLAINED, LABELS, PEAK
 
 LIGHTGBM: Final = "default LightGBM"
 FREQUENCIES: Final = "the frequencies of the classes"
-"""What networks, which LightGBM does not compare with, have to be better than."""
+"""The baseline of networks, with which default LightGBM is not compared."""
 _CONFIDENCE: Final = 0.95
 
 
@@ -222,14 +222,12 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         promised(results, costs, decision, rounds=rounds),
         fitted(results, weights, decision),
     )
-    default = [
-        results.predicted[index]
-        for index, row in enumerate(rows)
-        if row.configuration.name == DEFAULT
-    ]
-    networks = study.config.data.task in NETWORKS
+    names = [row.configuration.name for row in rows]
+    networks, baseline = study.config.data.task in NETWORKS, None
     if networks:
-        default = [results.frequencies()]
+        baseline = results.frequencies()
+    elif DEFAULT in names:
+        baseline = results.predicted[names.index(DEFAULT)]
     mixed, honest = results.mixed(weights), promise.losses
     predicted = mixed
     if results.chances:
@@ -240,7 +238,7 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         dict(sorted(weights.items())),
         float(results.losses(predicted).mean()),
         float(honest.mean()),
-        _difference(results.losses(default[0]) - honest, results) if default else None,
+        None if baseline is None else _difference(results.losses(baseline) - honest, results),
         skipped,
         labels,
         float(promise.uncalibrated.mean()),
@@ -270,7 +268,7 @@ def _rounds(config: RunConfig) -> int:
 def alone_in(config: RunConfig, found: Iterable[Configuration]) -> list[int]:
     """Return the places of configurations that no ensemble can train as members."""
     if config.data.task in NETWORKS:
-        return [*range(len(list(found)))]
+        return [n for n, _ in enumerate(found)]
     if config.data.task not in SERIES:
         return []
     known = families()

@@ -47,6 +47,7 @@ from support.searched import answered_example, board_of, without_times
 from support.snippets import ROOT, documented
 from support.stores import copy_output, with_store
 from support.tables import shipped, write_csv
+from support.without_steadytrain import PROGRAM as WITHOUT_STEADYTRAIN
 
 MAKEFILE = ROOT / "Makefile"
 PROGRAM = (sys.executable, "-m", "steadytrain.pipelines", "automl")
@@ -728,21 +729,15 @@ def test_compiled_pipeline_whose_driver_is_killed_ends_as_the_quiet_command(
     assert {path.name for path in output.glob("runs/*")} == {board["study"], board["run"]}
 
 
-FRESH = """
-import json, sys
-
-class WithoutSteadytrain:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "steadytrain":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, WithoutSteadytrain())
-import mlflow, pandas
+FRESH = (
+    WITHOUT_STEADYTRAIN
+    + """import mlflow, pandas
 mlflow.set_tracking_uri(sys.argv[1])
 frame = pandas.read_csv(sys.argv[2]).drop(columns="target")
 found = mlflow.pyfunc.load_model("models:/wine@champion").predict(frame)
 print(found.to_json(orient="records"))
 """
+)
 
 
 @pytest.mark.long

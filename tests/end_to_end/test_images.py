@@ -13,17 +13,11 @@ from steadytrain.components.shared.workspace import Workspace
 
 from support.command import finish, kill_paused
 from support.pictures import digits, write_folders
+from support.without_steadytrain import PROGRAM as WITHOUT_STEADYTRAIN
 
-SERVE = """
-import json, sys
-
-class WithoutSteadytrain:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "steadytrain":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, WithoutSteadytrain())
-import mlflow, numpy, pandas
+SERVE = (
+    WITHOUT_STEADYTRAIN
+    + """import mlflow, numpy, pandas
 from pathlib import Path
 from PIL import Image
 
@@ -41,6 +35,7 @@ found = {
 }
 print(json.dumps({**found, "target": [path.parent.name for path in paths]}))
 """
+)
 SETTINGS = [
     "data.images.size=8",
     "data.test_share=0.2",

@@ -15,17 +15,11 @@ from steadytrain.components.shared.workspace import Workspace
 
 from support.command import finish, kill_paused
 from support.mixed import MIXED, add_backs, write_mixed
+from support.without_steadytrain import PROGRAM as WITHOUT_STEADYTRAIN
 
-SERVE = """
-import json, sys
-
-class WithoutSteadytrain:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "steadytrain":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, WithoutSteadytrain())
-import mlflow, numpy, pandas
+SERVE = (
+    WITHOUT_STEADYTRAIN
+    + """import mlflow, numpy, pandas
 from pathlib import Path
 
 mlflow.set_tracking_uri(sys.argv[1])
@@ -36,6 +30,7 @@ frame["picture"] = [(table.parent / name).read_bytes() for name in frame["pictur
 found = model.predict(frame.drop(columns="kind"))
 print(json.dumps({"prediction": found["prediction"].tolist(), "target": frame["kind"].tolist()}))
 """
+)
 
 
 @pytest.mark.slow

@@ -22,22 +22,17 @@ from support.searched import answered_example, board_of, without_times
 from support.selected import each
 from support.series import FIRMS, by_mlforecast, firms, firms_for_nixtla, promoted
 from support.tables import write_csv
+from support.without_steadytrain import PROGRAM as WITHOUT_STEADYTRAIN
 
-SERVE = """
-import json, sys
-
-class WithoutSteadytrain:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "steadytrain":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, WithoutSteadytrain())
-import mlflow, pandas
+SERVE = (
+    WITHOUT_STEADYTRAIN
+    + """import mlflow, pandas
 mlflow.set_tracking_uri(sys.argv[1])
 frame = pandas.read_csv(sys.argv[3], keep_default_na=False, na_values=[""])
 found = mlflow.pyfunc.load_model(sys.argv[2]).predict(frame)
 print(json.dumps(found.to_dict("records")))
 """
+)
 
 
 def forecasts_elsewhere(steadytrain, address, source):

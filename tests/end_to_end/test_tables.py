@@ -29,22 +29,17 @@ from steadytrain.components.tabular.model import load
 
 from support.command import finish, kill_paused
 from support.tables import LINEAR, REGRESSION, shipped, write_csv
+from support.without_steadytrain import PROGRAM as WITHOUT_STEADYTRAIN
 
-SERVE = """
-import json, sys
-
-class WithoutSteadytrain:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "steadytrain":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, WithoutSteadytrain())
-import mlflow, pandas
+SERVE = (
+    WITHOUT_STEADYTRAIN
+    + """import mlflow, pandas
 mlflow.set_tracking_uri(sys.argv[1])
 frame = pandas.read_csv(sys.argv[3])
 found = mlflow.pyfunc.load_model(sys.argv[2]).predict(frame.drop(columns="target"))
 print(json.dumps({"prediction": found["prediction"].tolist(), "target": frame["target"].tolist()}))
 """
+)
 
 
 def fields(source, run):

@@ -15,6 +15,8 @@ from steadytrain.components.automl.portfolio import Configuration, portfolio
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.tune.history import Trial
 
+from support.without_steadytrain import PROGRAM as WITHOUT_STEADYTRAIN
+
 _MEASURED = {
     "fit_seconds",
     "usd",
@@ -41,21 +43,15 @@ def without_times(board: dict[str, Any]) -> dict[str, Any]:
     return {"rows": rows, "skipped": board["skipped"]} | {name: board[name] for name in kept}
 
 
-_EXAMPLE = """
-import json, sys
-
-class WithoutSteadytrain:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "steadytrain":
-            raise ImportError(name)
-
-sys.meta_path.insert(0, WithoutSteadytrain())
-import mlflow
+_EXAMPLE = (
+    WITHOUT_STEADYTRAIN
+    + """import mlflow
 mlflow.set_tracking_uri(sys.argv[1])
 model = mlflow.pyfunc.load_model(sys.argv[2])
 example = model.input_example
 print(json.dumps([len(example), len(model.predict(example))]))
 """
+)
 
 
 def answered_example(output: Path, address: str) -> tuple[int, int]:

@@ -346,3 +346,5 @@ TEXTS: Final = ("sequence_classification",)
 """The tasks that learn the class of a text."""
 NETWORKS: Final = (*IMAGES, *MULTIMODAL, *TEXTS)
 """The tasks whose searches compare networks that PyTorch trains."""
+SEARCHED: Final = (*TABLES, *SERIES, *NETWORKS)
+"""The tasks that `automl` finds models for."""

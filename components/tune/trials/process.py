@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.data_sections import NETWORKS, SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import SEARCHED, TABLES
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
@@ -53,8 +53,6 @@ from steadytrain.components.tune.trials.folder import (
 )
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
-_SEARCHED: Final = (*TABLES, *SERIES, *NETWORKS)
-"""The tasks that a search compares models of."""
 _LOOK_SECONDS = 0.2
 _SOONER: Final = 500
 """How much sooner the kernel ends a trial than other processes, in thousandths of its memory."""
@@ -136,7 +134,7 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
         if isinstance(event, TrainingFinished)
     )
     files = {LABELS: json.dumps(data.labels).encode(), PEAK: b"%d" % max(ended, default=0)}
-    if config.data.task in _SEARCHED:
+    if config.data.task in SEARCHED:
         files[ARTIFACT] = task.packager.measured(model, records).model_dump_json().encode()
         files[EXPLAINED] = _explained(config, model, records)
     store_table(target, table.replace_schema_metadata(files))
