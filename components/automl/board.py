@@ -23,7 +23,15 @@ from steadytrain.components.automl.calibration import (
     promised,
 )
 from steadytrain.components.automl.design import SearchDesign, planned
-from steadytrain.components.automl.ensemble import ROUNDS, Limit, OutOfFold, chosen
+from steadytrain.components.automl.ensemble import (
+    ALL,
+    BAGGED,
+    SINGLE,
+    Limit,
+    OutOfFold,
+    Selection,
+    chosen,
+)
 from steadytrain.components.automl.explanation import Explanation, explanation_of
 from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.unit_scores import (
@@ -213,13 +221,13 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
         ),
         list(_limits(rows, limits)),
     )
-    rounds = _rounds(study.config)
-    weights = chosen(results, costs, rounds=rounds)
+    selection = selection_of(study.config)
+    weights = chosen(results, costs, selection)
     if not weights:
         return Board(rows, {}, float("nan"), float("nan"), None, skipped)
     decision = study.config.automl.decision
     promise, calibration = (
-        promised(results, costs, decision, rounds=rounds),
+        promised(results, costs, decision, selection),
         fitted(results, weights, decision),
     )
     names = [row.configuration.name for row in rows]
@@ -260,9 +268,11 @@ def _board_after(study: Study, folder: Path, records: int) -> Board | None:
     )
 
 
-def _rounds(config: RunConfig) -> int:
-    """Return how many members an ensemble has at most."""
-    return 1 if config.automl.constraints.interpretable else ROUNDS
+def selection_of(config: RunConfig) -> Selection:
+    """Return how the ensemble is chosen: with the best quality, it may have many members."""
+    if config.automl.constraints.interpretable:
+        return SINGLE
+    return BAGGED if config.automl.quality == "best" else ALL
 
 
 def alone_in(config: RunConfig, found: Iterable[Configuration]) -> list[int]:
@@ -320,9 +330,8 @@ def members_of(config: RunConfig, history: History, folder: Path) -> list[int]:
     predictions = out_of_fold(
         tables, alone_in(config, [row.configuration for _, row, _ in trained])
     )
-    rounds = _rounds(config)
     costs = list(_limits([row for _, row, _ in trained], limits))
-    return [trained[index][0] for index in chosen(predictions, costs, rounds=rounds)]
+    return [trained[index][0] for index in chosen(predictions, costs, selection_of(config))]
 
 
 def _trained(

@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from steadytrain.components.automl.ensemble import (
-    ROUNDS,
+    ALL,
     Limit,
     OutOfFold,
+    Selection,
     held_out,
     standard_error,
     weighted_mean,
@@ -32,6 +33,9 @@ _WIDEST: Final = 3.0
 _ENOUGH: Final = 1000
 """Independent records from which probabilities may be calibrated by isotonic regression, which has
 no shape and overfits fewer (Niculescu-Mizil and Caruana 2005, "Predicting Good Probabilities")."""
+_CERTAIN: Final = 2.0
+"""Standard errors that a temperature gains at least. It is judged by the records that it is fitted
+to, which have also chosen the ensemble."""
 _PARTS: Final = 3
 """Groups of folds, each of which scores the calibration that is fitted on the others."""
 _PASSES: Final = 10
@@ -204,7 +208,7 @@ def temperature(chances: FloatArray, truth: IntArray, units: IntArray) -> float:
     gain = losses(0.0) - losses(best)
     # Digits that differ by the order of summation are left out: the value is part of best.yaml.
     result = float(f"{math.exp(best):.5g}")
-    return result if gain.mean() > standard_error(gain, units) else 1.0
+    return result if gain.mean() > _CERTAIN * standard_error(gain, units) else 1.0
 
 
 def thresholds(chances: FloatArray, truth: IntArray, decision: Decision) -> tuple[float, ...]:
@@ -299,12 +303,15 @@ class Promise:
 
 
 def promised(
-    found: OutOfFold, limits: Sequence[Limit], decision: Decision, *, rounds: int = ROUNDS
+    found: OutOfFold,
+    limits: Sequence[Limit],
+    decision: Decision,
+    selection: Selection = ALL,
 ) -> Promise:
     """Choose, calibrate and decide on the other folds, and predict each fold."""
     mixed = np.full(found.predicted.shape[1], math.nan)
     losses, decided, likeliest = mixed.copy(), np.zeros(len(mixed), int), np.zeros(len(mixed), int)
-    for inside, outside, weights in held_out(found, limits, rounds=rounds):
+    for inside, outside, weights in held_out(found, limits, selection):
         held = found.only(inside)
         mixed[inside] = held.mixed(weights)
         if not held.chances:

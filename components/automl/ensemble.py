@@ -3,7 +3,10 @@
 Caruana et al. 2004, "Ensemble Selection from Libraries of Models". Each round adds the
 configuration with which the mean of all chosen ones predicts best. Of the ensembles so far, the
 smallest within noise of the best one wins: its mean loss is above the best one's by at most one
-standard error of their paired difference.
+standard error of their paired difference. Such a choice among many depends on luck with the records
+that it is made on. Where quality counts more than size, it is therefore made several times, each
+time on a bootstrap sample of them, and the mean of all that was chosen wins (Breiman 1996, "Bagging
+Predictors").
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -19,8 +22,28 @@ from numpy.typing import NDArray
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 
-ROUNDS: Final = 40
 _LEAST: Final = 1e-15
+_SEED: Final = 0
+"""Of the samples. The same records are always sampled alike."""
+_MOST: Final = 5000
+"""Independent records in a sample. The choice takes time in proportion to them."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How often to choose.
+
+    rounds: picks of an ensemble at most.
+    samples: bootstrap samples of the records, each of which chooses; with 0, all records choose.
+    """
+
+    rounds: int = 40
+    samples: int = 0
+
+
+ALL: Final = Selection()
+SINGLE: Final = Selection(rounds=1)
+BAGGED: Final = Selection(samples=20)
 
 
 @dataclass(frozen=True)
@@ -112,19 +135,33 @@ def weighted_mean(values: Mapping[int, FloatArray], weights: Mapping[int, float]
     return result
 
 
-def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> Counter[int]:
+def chosen(
+    found: OutOfFold, limits: Sequence[Limit] = (), selection: Selection = ALL
+) -> Counter[int]:
     """Return how often each configuration is in the ensemble that wins.
 
     Args:
-        costs: limits that all members together keep.
+        limits: which all members together keep.
     """
-    picks = greedy(found, costs, rounds=rounds)
-    ensembles = [Counter(picks[:end]) for end in range(1, len(picks) + 1)]
+    if selection.samples:
+        ensembles = [it] if (it := _bagged(found, limits, selection)) else []
+    else:
+        ensembles = prefixes(greedy(found, limits, rounds=selection.rounds))
     ensembles += [
         Counter([index])
         for index in sorted(found.alone)
-        if all(limit.costs[index] <= limit.most for limit in costs)
+        if all(limit.costs[index] <= limit.most for limit in limits)
     ]
+    return smallest(found, ensembles)
+
+
+def prefixes(picks: Sequence[int]) -> list[Counter[int]]:
+    """Return the ensembles after each pick."""
+    return [Counter(picks[:end]) for end in range(1, len(picks) + 1)]
+
+
+def smallest(found: OutOfFold, ensembles: Sequence[Counter[int]]) -> Counter[int]:
+    """Return the smallest ensemble within noise of the best one; an empty one if there is none."""
     if not ensembles:
         return Counter()
     losses = [found.losses(found.mixed(each)) for each in ensembles]
@@ -135,6 +172,33 @@ def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUND
         if (extra := each - losses[best]).mean() <= standard_error(extra, found.units)
     ]
     return ensembles[min(near, key=lambda at: (ensembles[at].total(), losses[at].mean(), at))]
+
+
+def _bagged(found: OutOfFold, limits: Sequence[Limit], selection: Selection) -> Counter[int]:
+    """Return how often each configuration is chosen by all samples.
+
+    Those that are chosen least leave until the others together keep the limits.
+    """
+    result, random = Counter[int](), np.random.default_rng(_SEED)
+    # Choosing needs no other probabilities, which are large.
+    own = replace(found, chances=())
+    for _ in range(selection.samples):
+        sample = resampled(own, random)
+        result += smallest(sample, prefixes(greedy(sample, limits, rounds=selection.rounds)))
+    while any(limit.costs[list(result)].sum() > limit.most for limit in limits):
+        del result[min(result, key=lambda index: (result[index], -index))]
+    return result
+
+
+def resampled(found: OutOfFold, random: np.random.Generator) -> OutOfFold:
+    """Return a bootstrap sample of units with all their rows; one that is drawn twice is two."""
+    order = np.argsort(found.units, kind="stable")
+    _, starts, counts = np.unique(found.units[order], return_index=True, return_counts=True)
+    drawn = random.integers(len(starts), size=min(len(starts), _MOST))
+    lengths = counts[drawn]
+    within = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+    sample = found.only(order[np.repeat(starts[drawn], lengths) + within])
+    return replace(sample, units=np.repeat(np.arange(len(drawn)), lengths))
 
 
 @dataclass(frozen=True)
@@ -148,7 +212,9 @@ class Limit:
     costs: FloatArray
 
 
-def greedy(found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> list[int]:
+def greedy(
+    found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ALL.rounds
+) -> list[int]:
     """Return the configuration that each round adds. Of equally good ones, the first is added.
 
     None is in `found.alone`.
@@ -181,7 +247,7 @@ def standard_error(values: FloatArray, units: IntArray) -> float:
 
 
 def held_out(
-    found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS
+    found: OutOfFold, limits: Sequence[Limit] = (), selection: Selection = ALL
 ) -> Iterator[tuple[IntArray, OutOfFold, Counter[int]]]:
     """Yield the rows of each fold, the others' rows, and the ensemble that is chosen on these.
 
@@ -191,4 +257,4 @@ def held_out(
     for fold in np.unique(found.fold):
         inside = np.flatnonzero(found.fold == fold)
         outside = found.only(found.independent_of(inside))
-        yield inside, outside, chosen(outside, limits, rounds=rounds)
+        yield inside, outside, chosen(outside, limits, selection)

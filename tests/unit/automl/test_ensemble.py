@@ -16,15 +16,20 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from steadytrain.components.automl.board import selection_of
 from steadytrain.components.automl.ensemble import (
-    ROUNDS,
+    ALL,
+    BAGGED,
+    SINGLE,
     Limit,
     OutOfFold,
     chosen,
     greedy,
     held_out,
+    resampled,
     standard_error,
 )
+from steadytrain.components.shared.config import load
 
 
 def out_of_fold(data, models, *, classes, folds=4):
@@ -128,10 +133,10 @@ def test_smallest_ensemble_within_one_standard_error_of_the_best_wins(data, requ
         assert (extra.mean() <= noise + 1e-12) == (end == size)
 
 
-def corrected(found, rounds=ROUNDS):
+def corrected(found, selection=ALL):
     """Return predictions by the ensembles that were chosen without the record's fold."""
     mixed = np.full(found.predicted.shape[1], math.nan)
-    for inside, _, weights in held_out(found, rounds=rounds):
+    for inside, _, weights in held_out(found, selection=selection):
         mixed[inside] = found.only(inside).mixed(weights)
     return mixed
 
@@ -170,12 +175,12 @@ def test_another_division_does_not_tell_the_choice_about_a_record():
             inside = np.flatnonzero(found.fold == fold)
             others = ~np.isin(found.units, found.units[inside])
             assert not {*found.units[others]} & {*found.units[inside]}
-            weights = chosen(found.only(np.flatnonzero(others)), rounds=1)
-            assert corrected(found, rounds=1)[inside] == pytest.approx(
+            weights = chosen(found.only(np.flatnonzero(others)), selection=SINGLE)
+            assert corrected(found, SINGLE)[inside] == pytest.approx(
                 found.only(inside).mixed(weights)
             )
     # A row of its own fold in the first division is predicted without what it knows.
-    assert corrected(found, rounds=1)[:count] == pytest.approx(np.full(count, 0.5))
+    assert corrected(found, SINGLE)[:count] == pytest.approx(np.full(count, 0.5))
 
 
 def test_choice_among_coin_flips_promises_no_more_than_chance():
@@ -185,8 +190,8 @@ def test_choice_among_coin_flips_promises_no_more_than_chance():
         guesses = random.uniform(0.2, 0.8, (100, 100))
         found = OutOfFold(guesses, None, np.arange(100), np.arange(100) % 5)
         chance = found.losses(guesses).mean()
-        optimistic = found.losses(found.mixed(chosen(found, rounds=1))).mean()
-        promised = found.losses(corrected(found, rounds=1)).mean()
+        optimistic = found.losses(found.mixed(chosen(found, selection=SINGLE))).mean()
+        promised = found.losses(corrected(found, SINGLE)).mean()
         gains.append((chance - optimistic, chance - promised))
     optimistic, promised = np.mean(gains, axis=0)
     assert optimistic > 0.08
@@ -202,6 +207,84 @@ def test_members_keep_limits_together(diabetes):
         assert 0 < costs[list(set(picks))].sum() <= most
     assert greedy(diabetes, [Limit(7.0, costs)]) == free
     assert not chosen(diabetes, [Limit(1.0, costs)])
+
+
+def library(count, *, records=200, seed=0):
+    """Return models of two classes whose errors are partly those of all, partly their own."""
+    random = np.random.default_rng(seed)
+    shared = random.normal(1, 1, records)
+    own = shared + random.normal(0, 1, (count, records)) + random.normal(0, 0.05, (count, 1))
+    return OutOfFold(1 / (1 + np.exp(-own)), None, np.arange(records), np.arange(records) % 5)
+
+
+def test_bags_are_choices_on_bootstrap_samples():
+    found = library(6)
+    random, expected = np.random.default_rng(0), Counter()
+    for _ in range(20):
+        rows = random.integers(200, size=200)
+        sample = found.predicted[:, rows]
+        picks = by_hand(replace(found, predicted=sample), 40)
+        losses = -np.log([sample[picks[:end]].mean(axis=0) for end in range(1, 41)])
+        best = losses[losses.mean(axis=1).argmin()]
+        for end, loss in enumerate(losses, 1):
+            extra = loss - best
+            if extra.mean() <= extra.std(ddof=1) / math.sqrt(len(extra)) + 1e-12:
+                expected += Counter(picks[:end])
+                break
+    assert chosen(found, selection=BAGGED) == expected
+    assert len(expected) > len(chosen(found))
+
+
+def test_a_bootstrap_sample_draws_whole_units():
+    units = np.array([4, 7, 4, 9, 9, 9, 1])
+    rows = np.arange(7.0)
+    found = OutOfFold(rows[None], rows, units, np.zeros(7, int), scale=rows + 1)
+    drawn = np.random.default_rng(3).integers(4, size=4)
+    sample = resampled(found, np.random.default_rng(3))
+    expected = [np.flatnonzero(units == [1, 4, 7, 9][it]) for it in drawn]
+    assert sample.truth.tolist() == sample.predicted[0].tolist() == [*np.concatenate(expected)]
+    assert sample.units.tolist() == [n for n, part in enumerate(expected) for _ in part]
+    assert sample.scale.tolist() == [it + 1 for it in sample.truth]
+    many = resampled(library(1, records=6000), np.random.default_rng(0))
+    assert len(many.units) == len({*many.units}) == 5000
+
+
+def test_members_that_bags_chose_least_leave_until_limits_are_kept():
+    found = library(12)
+    free = chosen(found, selection=BAGGED)
+    most = len(free) - 3
+    kept = chosen(found, [Limit(most, np.ones(12))], selection=BAGGED)
+    assert most - 3 < len(kept) <= most
+    assert sum(kept.values()) > 0.8 * sum(free.values())
+    dear = max(free, key=free.get)
+    limit = Limit(0.5, np.eye(12)[dear])
+    assert dear not in chosen(found, [limit], selection=BAGGED)
+    assert not chosen(found, [Limit(0.5, np.ones(12))], selection=BAGGED)
+
+
+def test_bags_have_nothing_that_no_ensemble_may_have():
+    plain = library(6)
+    often = max(bags := chosen(plain, selection=BAGGED), key=bags.get)
+    found = replace(plain, alone=frozenset([often]))
+    predicted = plain.predicted.copy()
+    predicted[often] = 0.6
+    weights = chosen(replace(found, predicted=predicted), selection=BAGGED)
+    assert len(weights) > 1
+    assert often not in weights
+    predicted[often] = 0.99
+    assert chosen(replace(found, predicted=predicted), selection=BAGGED) == Counter([often])
+
+
+@pytest.mark.parametrize(
+    ("sets", "selection"),
+    [
+        ({}, ALL),
+        ({"automl.quality": "best"}, BAGGED),
+        ({"automl.quality": "best", "automl.constraints.interpretable": True}, SINGLE),
+    ],
+)
+def test_only_the_best_quality_has_bags(sets, selection):
+    assert selection_of(load("tabular", overrides=sets)) == selection
 
 
 def test_records_of_one_unit_are_no_independent_evidence():

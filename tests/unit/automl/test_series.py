@@ -19,7 +19,7 @@ from steadytrain.components.automl.design import (
     as_automl,
     first_configurations,
 )
-from steadytrain.components.automl.ensemble import chosen
+from steadytrain.components.automl.ensemble import SINGLE, chosen
 from steadytrain.components.automl.plan import plan
 from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.results import best_config
@@ -97,7 +97,7 @@ def test_forecasts_are_compared_by_their_scaled_errors():
     assert found.scale.tolist() == scale.tolist()
     losses = found.losses(found.predicted).mean(axis=1)
     assert losses == pytest.approx([0.4, 1.05])
-    assert chosen(found, rounds=1) == {0: 1}
+    assert chosen(found, selection=SINGLE) == {0: 1}
     half = found.only(np.array([0, 2]))
     assert half.losses(half.predicted[1]).tolist() == pytest.approx([2.0, 0.1])
 
@@ -107,7 +107,7 @@ def test_the_promise_of_forecasts_is_of_choices_on_the_other_times():
     truth, ones = np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4)
     early, late = (truth + np.array(off * 2) for off in ([0.1, 0.9], [0.8, 0.2]))
     found = out_of_fold([scores(early, truth, ones), scores(late, truth, ones)])
-    assert promised(found, [], "likeliest", rounds=1).losses.tolist() == pytest.approx(
+    assert promised(found, [], "likeliest", SINGLE).losses.tolist() == pytest.approx(
         [0.8, 0.9, 0.8, 0.9]
     )
 
