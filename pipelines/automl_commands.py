@@ -99,6 +99,7 @@ def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
     from steadytrain.components.automl.judgment import judged
     from steadytrain.components.automl.judgment import lines as judgment_lines
     from steadytrain.components.shared.config import load
+    from steadytrain.components.shared.digest import value_digest
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.local import run_locally
     from steadytrain.pipelines.outline import print_ending
@@ -106,6 +107,10 @@ def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
     from steadytrain.pipelines.runs import run_lock
 
     config = load(best)
+    if config.run is not None:
+        # A search that is continued may have another winner, and a run keeps its configuration.
+        members = value_digest(config.model.model_dump(mode="json"))[:8]
+        config = config.model_copy(update={"run": f"{config.run}-{members}"})
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace) as lock:

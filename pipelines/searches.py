@@ -31,6 +31,7 @@ from steadytrain.components.shared.config.data_sections import (
 )
 from steadytrain.components.shared.config.document import stated_fields
 from steadytrain.components.shared.config.load import read_mapping
+from steadytrain.components.shared.config.tune import TuneConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, StorageError
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.pipelines.pod_names import Pipeline
@@ -44,21 +45,26 @@ from steadytrain.pipelines.sources import (
     task_of_target,
 )
 
+_OF_TUNE: Final = ("seed", "log", "max_failed_share")
+"""Fields of `tune` that a search reads."""
 _CHOSEN: Final = (
     "training.learning_rate",
     "training.early_stopping_patience",
     "training.load_best_model_at_end",
     "training.metric_for_best_model",
     "training.greater_is_better",
+    *("cross_validation.folds", "cross_validation.repeats", "cross_validation.compare"),
+    "ablation",
+    *(f"tune.{name}" for name in TuneConfig.model_fields if name not in _OF_TUNE),
 )
-"""What a search chooses for each configuration."""
+"""What a search sets itself."""
 _OF_LEARNERS: Final = (
     "training.max_steps",
     "training.num_train_epochs",
     "training.eval_steps",
     "model",
 )
-"""What it chooses too where it compares learners of tables and series."""
+"""What it sets too where it compares learners of tables and series."""
 _OF_NETWORKS: Final = ("images", "sequence_length", "near_duplicate_threshold")
 """Fields of `data` that the tasks of tables do not read."""
 _OF_PRESET: Final = ("max_record_bytes", "sequence_length")
@@ -121,7 +127,7 @@ def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[
             if task in NETWORKS
             else "automl.constraints.frameworks limits it, and model.config.monotone holds for all"
         )
-        chosen = f"not used: {', '.join(unused)}. A search chooses these for each configuration"
+        chosen = f"not used: {', '.join(unused)}. A search sets these itself"
         remarks.insert(0, f"{chosen}; {kept}")
     if task in NETWORKS:
         remarks += _complete(content, given, found)
@@ -199,7 +205,7 @@ def _of_table(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_used(stated: frozenset[str], task: str) -> Iterator[str]:
-    """Yield the fields that a user states and a search chooses."""
+    """Yield the fields that a user states and a search sets itself."""
     chosen = {*_CHOSEN, *(chosen_fields(task) if task in NETWORKS else _OF_LEARNERS)}
     for field in stated:
         kept = field == f"model.config.{MONOTONE}" or field.startswith(f"model.config.{MONOTONE}.")

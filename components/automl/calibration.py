@@ -168,7 +168,10 @@ def curves(chances: FloatArray, truth: IntArray) -> tuple[Curve, ...]:
 
 def mixed_chances(found: OutOfFold, weights: Mapping[int, float]) -> FloatArray:
     """Return the weighted mean of the members' probabilities: (rows, classes)."""
-    return weighted_mean({n: found.chances[n].astype(np.float64) for n in weights}, weights)
+    mean = weighted_mean({n: found.chances[n].astype(np.float64) for n in weights}, weights)
+    # The shares may have a sum that rounds to more than 1.
+    result: FloatArray = np.minimum(mean, 1.0)
+    return result
 
 
 def no_and_yes(chances: Any) -> Any:

@@ -139,7 +139,9 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             "once without each fold",
             remedy=f"give at least {folds * repeats} for each configuration to compare",
         )
-    tune = without_search(config.tune, units)
+    # The other limits of `tune` are those of its own command.
+    own = TuneConfig(log=config.tune.log, max_failed_share=config.tune.max_failed_share)
+    tune = without_search(own, units)
     limits = chosen.budget.model_dump(include={"usd"})
     compute, training = config.compute, dict[str, Any]()
     if config.data.task not in NETWORKS:

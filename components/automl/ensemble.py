@@ -26,7 +26,7 @@ _LEAST: Final = 1e-15
 _SEED: Final = 0
 """Of the samples. The same records are always sampled alike."""
 _MOST: Final = 5000
-"""Independent records in a sample. The choice takes time in proportion to them."""
+"""Rows of a sample. The choice takes time in proportion to them."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,21 @@ def _bagged(found: OutOfFold, limits: Sequence[Limit], selection: Selection) -> 
 
 
 def resampled(found: OutOfFold, random: np.random.Generator) -> OutOfFold:
-    """Return a bootstrap sample of units with all their rows; one that is drawn twice is two."""
+    """Return a bootstrap sample of units with all their rows; one that is drawn twice is two.
+
+    Of a larger sample, some rows are taken at random.
+    """
     order = np.argsort(found.units, kind="stable")
     _, starts, counts = np.unique(found.units[order], return_index=True, return_counts=True)
     drawn = random.integers(len(starts), size=min(len(starts), _MOST))
     lengths = counts[drawn]
     within = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-    sample = found.only(order[np.repeat(starts[drawn], lengths) + within])
-    return replace(sample, units=np.repeat(np.arange(len(drawn)), lengths))
+    rows = order[np.repeat(starts[drawn], lengths) + within]
+    units = np.repeat(np.arange(len(drawn)), lengths)
+    if len(rows) > _MOST:
+        kept = np.sort(random.choice(len(rows), _MOST, replace=False))
+        rows, units = rows[kept], units[kept]
+    return replace(found.only(rows), units=units)
 
 
 @dataclass(frozen=True)

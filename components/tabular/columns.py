@@ -480,7 +480,12 @@ def _leak(
         return ""
     if isinstance(clues, list):
         return _levels(clues, truth, numbers, chance)
-    return function_of(clues, truth) if numbers else _intervals(clues, truth, chance)
+    if result := function_of(clues, truth) if numbers else _intervals(clues, truth, chance):
+        return result
+    # Codes such as 1 to 8 are numbers too, but have no order.
+    if len(np.unique(clues)) > len(clues) / _PAIR:
+        return ""
+    return _levels([*map(str, clues.tolist())], truth, numbers, chance)
 
 
 def _absence(rows: NDArray[np.bool_], truth: NDArray[Any], chance: float) -> str:

@@ -534,6 +534,25 @@ def board_with(folder, source, *limits, units=12):
     return json.loads(done.stdout)
 
 
+def test_larger_budget_continues_a_search_that_has_a_name(tmp_path, empty_store):
+    source, output = write_csv(tmp_path, shipped("wine")), with_store(tmp_path / "out", empty_store)
+    winners = list[str]()
+    for units in (4, 8):
+        sets = ("--json", "--run", "mine", "--set", f"automl.budget.units={units}")
+        done = subprocess.run(
+            command(source, output, *sets), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["study"], told["trials"], told["trials_failed"]) == ("mine", units, 0)
+        winners += told["best_params"]
+    assert winners == ["dummy", "linear"]
+    client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+    assert len(client.search_model_versions("name='wine'")) == 2
+    runs = [path.name for path in (output / "runs").glob("mine-*")]
+    assert len(runs) == 2
+
+
 @pytest.mark.long
 def test_interpretable_search_ends_with_one_linear_model(finished_search):
     folder, source, _ = finished_search

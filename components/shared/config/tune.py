@@ -151,7 +151,11 @@ class TuneConstraints(Section):
 
 
 class TuneConfig(Section):
-    """What `steadytrain tune` varies, optimizes and spends. It does not affect other commands."""
+    """What `steadytrain tune` varies, optimizes and spends.
+
+    Of other commands, `ablate` and `cross-validate` read the log and the limits of the budget, and
+    `automl` reads `seed`, `log` and `max_failed_share`.
+    """
 
     space: dict[str, Dimension] = Field(
         default={},

@@ -20,6 +20,7 @@ from steadytrain.components.automl.calibration import (
     best_calibration,
     curves,
     fitted,
+    mixed_chances,
     no_and_yes,
     promised,
     temperature,
@@ -274,6 +275,16 @@ def test_isotonic_regression_is_chosen_where_it_predicts_other_folds_better():
     assert best_calibration(mixed_of(found)[:900], found.only(np.arange(900))).isotonic == ()
     right = uneven(right=True)
     assert best_calibration(mixed_of(right), right) == Calibration()
+
+
+def test_mean_of_certain_members_is_no_more_than_certain():
+    sure = np.tile(np.float32([0.0, 1.0]), (4, 1))
+    found = OutOfFold(
+        np.ones((6, 4)), None, np.arange(4), np.arange(4), [sure] * 6, np.ones(4, np.int64)
+    )
+    weights = dict(enumerate([48, 24, 57, 10, 9, 46]))
+    assert sum(weight / 194 for weight in weights.values()) > 1
+    assert mixed_chances(found, weights).max() == 1
 
 
 def test_promise_with_isotonic_regression_is_of_curves_that_the_fold_did_not_fit():

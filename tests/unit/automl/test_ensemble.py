@@ -247,6 +247,10 @@ def test_a_bootstrap_sample_draws_whole_units():
     assert sample.scale.tolist() == [it + 1 for it in sample.truth]
     many = resampled(library(1, records=6000), np.random.default_rng(0))
     assert len(many.units) == len({*many.units}) == 5000
+    groups = replace(library(1, records=6000), units=np.arange(6000) % 12)
+    sample = resampled(groups, np.random.default_rng(0))
+    assert len(sample.units) == 5000
+    assert {*sample.units} == {*range(12)}
 
 
 def test_members_that_bags_chose_least_leave_until_limits_are_kept():

@@ -168,6 +168,24 @@ def test_fields_that_a_search_chooses_are_named_as_not_used(tmp_path):
     assert as_automl(config).training.metric_for_best_model is None
 
 
+def test_a_search_does_not_spend_the_budget_of_a_study(tmp_path):
+    others = {
+        "tune.budget": {"hours": 0.01, "steps": 10, "parallel": 3},
+        "tune.objective": {"metric": "accuracy"},
+        "cross_validation": {"folds": 3, "repeats": 2},
+        "tune.seed": 4,
+    }
+    config, remarks = searches.searched("", {**table(tmp_path), **others})
+    (said,) = [it for it in remarks if it.startswith("not used: ")]
+    assert said.startswith(
+        "not used: cross_validation.folds, cross_validation.repeats, tune.budget.hours, "
+        "tune.budget.parallel, tune.budget.steps, tune.objective.metric. "
+    )
+    search, plain = as_automl(config), as_automl(searches.searched("", table(tmp_path))[0])
+    assert search.tune == plain.tune.model_copy(update={"seed": 4})
+    assert search.cross_validation == plain.cross_validation
+
+
 def test_units_of_a_table_need_no_gpus(tmp_path):
     config, _ = searches.searched("", {**table(tmp_path), "compute.device": "auto"})
     assert as_automl(config).compute.device == "cpu"

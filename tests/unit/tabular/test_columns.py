@@ -151,6 +151,9 @@ def rare(count, total):
         (cycled("a1", "b1", "c1", "a2", "b2", "c2"), THIRDS, "each of its 6 values belongs to one"),
         (cycled("a", None, "b", None), Target("y", [np.arange(ROWS) % 4], numbers=False),
          "each of its 2 values belongs to one class"),
+        (cycled(11, 12, 21, 22), CLASSES, "each of its 4 values belongs to one class"),
+        ([value // 100 * 7 % 15 for value in REPEATED.values[0]], REPEATED,
+         "values has one number as the target"),
         ([f"{value} USD" for value in REPEATED.values[0]], REPEATED,
          "each of its 15 values has one number as the target"),
         (np.sqrt(NUMBERS.values[0]).tolist(), NUMBERS, "monotone function of the target (rank cor"),
@@ -353,7 +356,7 @@ def test_the_most_frequent_categories_are_counted():
 
 
 def test_columns_that_the_card_does_not_show_have_no_distribution():
-    columns = {f"c{place:03}": cycled(1, 2, 3, 4) for place in range(150)}
+    columns = {f"c{place:03}": cycled(1, 2, 3, 4, 5) for place in range(150)}
     columns |= {f"d{place:03}": cycled("a", "b", "c", "d", "e") for place in range(100)}
     columns |= {"e": cycled(1, 2, 3)}
     found = inferred(columns, CLASSES).columns

@@ -110,7 +110,7 @@ def test_values_of_another_kind_on_a_held_out_side_are_counted(tmp_path):
     tests = tmp_path / "test"
     tests.mkdir()
     held = write_csv(tests, [{"x": ("odd", 3)[row % 2], "target": row % 2} for row in range(20)])
-    records = [{"x": row % 30, "target": row % 2} for row in range(300)]
+    records = [{"x": row % 31, "target": row % 2} for row in range(300)]
     _, data = prepared(tmp_path, records, f"data.test_source=[{held}]")
     (warning,) = [
         text for text in json.loads(data.path("card.json").read_text())["warnings"] if "'x'" in text
