@@ -162,6 +162,7 @@ def _task(data: dict[str, Any]) -> tuple[str, str, _Kinds | None]:
 
     Raises:
         BadInput: it cannot be inferred.
+        DataError: the records are defective.
     """
     if not data.get("target"):
         if count := sum(pictures(str(one)) for one in listed(data["source"])):
@@ -172,7 +173,7 @@ def _task(data: dict[str, Any]) -> tuple[str, str, _Kinds | None]:
     try:
         task, reason = task_of_target(_of_table(data))
         found = _first_kinds(data)
-    except ConfigError:
+    except (ConfigError, DataError):
         raise
     except (BadInput, StorageError) as error:
         raise BadInput(

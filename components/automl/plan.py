@@ -42,6 +42,7 @@ class Plan:
         records.
     training_seconds: of all units one after another, which the cost counts; None without records.
     usd: for these; None if the price is unknown.
+    warnings: about the records.
     """
 
     known: Sequence[Configuration]
@@ -51,6 +52,7 @@ class Plan:
     seconds: float | None = None
     training_seconds: float | None = None
     usd: float | None = None
+    warnings: Sequence[str] = ()
 
 
 def plan(config: RunConfig) -> Plan:
@@ -74,7 +76,7 @@ def plan(config: RunConfig) -> Plan:
         raise
     except (BadInput, StorageError):
         return Plan(known, skipped, units, None)
-    records, families_by_name = sum(preview.sizes), families()
+    records, families_by_name = preview.records, families()
     costs = [families_by_name[item.family].seconds for item in known]
     # A configuration after the portfolio is expected to cost as much as the portfolio's mean.
     each = [
@@ -87,7 +89,8 @@ def plan(config: RunConfig) -> Plan:
     training = learning + units * UNIT_SECONDS
     price = config.compute.price_per_hour
     usd = None if price is None else training / 3600 * price
-    return Plan(known, skipped, units, records, training / budget.parallel, training, usd)
+    seconds = training / budget.parallel
+    return Plan(known, skipped, units, records, seconds, training, usd, preview.warnings)
 
 
 def _values(config: RunConfig) -> int:
@@ -141,6 +144,7 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
         *(f"portfolio   {item.name}" for item in found.known[:begun]),
         *(f"not begun   {item.name}: the budget ends before it" for item in found.known[begun:]),
         *(f"left out    {name}: {reason}" for name, reason in found.skipped.items()),
+        *(f"warning     {text}" for text in found.warnings),
     ]
 
 
@@ -163,4 +167,5 @@ def as_plain(config: RunConfig, found: Plan) -> dict[str, Any]:
         "expected_seconds": found.seconds,
         "expected_training_seconds": found.training_seconds,
         "expected_usd": found.usd,
+        "warnings": list(found.warnings),
     }

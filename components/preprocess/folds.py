@@ -299,10 +299,12 @@ class Preview:
     sizes: records of each fold.
     shortest: the fewest times that a fold learns a series from; None without series.
     labels: number of labels, of records with any number of them; otherwise 0.
+    records: of the training side, which in time has some before those of the first fold.
     """
 
     sizes: tuple[int, ...]
     warnings: tuple[str, ...]
+    records: int
     shortest: int | None = None
     labels: int = 0
 
@@ -368,7 +370,9 @@ def preview_folds(config: RunConfig) -> Preview:
         warnings.append(defects)
     sets = surveyed.reading.labels.values() if has_label_sets(encoder) else ()
     labels = {*itertools.chain.from_iterable(map(class_reader(encoder), sets))}
-    return Preview(tuple(tested), tuple(warnings), division.shortest, len(labels))
+    return Preview(
+        tuple(tested), tuple(warnings), sum(division.sizes), division.shortest, len(labels)
+    )
 
 
 def _records(spool: Spool, encoder: Encoder) -> Iterator[pa.Table]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from steadytrain.components.shared.errors import DataError
 from steadytrain.pipelines.cli import app
 
 from support.pictures import digits, write_folders
@@ -81,3 +83,45 @@ def test_dry_run_shows_portfolio_units_time_and_cost_and_starts_and_writes_nothi
     assert left_out == [*told["skipped"]]
 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def planned(source, *sets):
+    options = [word for item in sets for word in ("--set", item)]
+    done = CliRunner().invoke(app, ["automl", str(source), *options, "--dry-run", "--json"])
+    assert done.exception is None, done.output
+    return json.loads(done.stdout)
+
+
+def test_dry_run_counts_all_records_of_a_split_in_time_and_of_series(tmp_path):
+    frame = shipped("wine").assign(day=range(178))
+    told = planned(
+        write_csv(tmp_path, frame), "data.target=target", "data.columns.time=day", *FIELDS
+    )
+    assert told["folds"] == 3
+    # 0.1 for validation, 0.2 for the test side.
+    assert 0.65 * 178 < told["records"] < 0.75 * 178
+    days = pd.date_range("2020-01-01", periods=400, freq="D")
+    lines = [{"time": day, "value": place % 7} for place, day in enumerate(days)]
+    source = write_csv(tmp_path, pd.DataFrame(lines))
+    told = planned(
+        *(source, "data.task=forecasting", "data.target=value", "data.series.horizon=7"),
+        *("data.series.time=time", *FIELDS),
+    )
+    assert 370 < told["records"] <= 400
+
+
+def test_dry_run_shows_warnings_about_the_records(tmp_path):
+    records = shipped("diabetes").astype({"target": object})
+    records.loc[:2, "target"] = "none yet"
+    sets = ("data.target=target", "data.task=tabular_regression", *FIELDS)
+    told = planned(write_csv(tmp_path, records), *sets)
+    assert any("3 of 442 records" in text for text in told["warnings"])
+
+
+def test_columns_that_repeat_are_named_without_a_task(tmp_path):
+    path = tmp_path / "two.csv"
+    path.write_text("a,b,a,y\n" + "1,2,3,x\n4,5,6,z\n" * 20)
+    done = CliRunner().invoke(app, ["automl", str(path), "--set", "data.target=y", "--dry-run"])
+    assert isinstance(done.exception, DataError)
+    assert "'a'" in str(done.exception)
+    assert "data.task" not in str(done.exception)
