@@ -197,7 +197,9 @@ def predict(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Show what the model reads, and predict for three records only."
+            "--dry-run",
+            help="Show what the model reads, and predict for three records only, or forecast "
+            "from all of them. Nothing is written.",
         ),
     ] = False,
     overrides: Overrides = [],  # noqa: B006  typer copies it
@@ -227,7 +229,7 @@ def predict(
     quiet()
     if out is not None:
         check_destination(out, overwrite=overwrite)
-    renamed = dict(map(options.column_pair, columns))
+    renamed = options.columns_of(columns)
     loaded = open_model(model, output, renamed)
     if with_inputs and loaded.reads_files:
         raise BadInput(
@@ -289,6 +291,12 @@ def _show_counts(summary: Summary) -> None:
             f"{times:,} in {count:,} series",
             err=True,
         )
+    for what, count in summary.detected.items():
+        files = "1 file is" if count == 1 else f"{count:,} files are"
+        typer.echo(f"{files} read with {what}", err=True)
+    if summary.left_out:
+        counts = (f"{count:,} {kind}" for kind, count in summary.left_out.items())
+        typer.echo(f"not read: {', '.join(counts)}", err=True)
     if summary.unread:
         typer.echo(f"columns that the model does not read: {', '.join(summary.unread)}", err=True)
 
@@ -309,7 +317,7 @@ _READ: Final = ("data.format", "data.csv", "data.max_bad_share", "data.max_recor
 def _data_to_read(
     sources: Sequence[str], model: ServedModel, overrides: Sequence[str]
 ) -> DataConfig:
-    """Return how to read records: with the limits of training, unless overridden."""
+    """Return how to read records: as in training, unless overridden."""
     from steadytrain.components.shared.config.data_sections import SUFFIXES
     from steadytrain.components.shared.config.load import load, override_items
 
@@ -328,6 +336,7 @@ def _data_to_read(
     if trained is not None:
         settings["data.max_bad_share"] = trained.max_bad_share
         settings["data.max_record_bytes"] = trained.max_record_bytes
+        settings |= {f"data.csv.{name}": value for name, value in trained.csv}
     images = [item.column for item in model.inputs if item.kind == "bytes"]
     suffixes = {suffix for source in sources for suffix in PurePosixPath(source.lower()).suffixes}
     is_table = len(model.inputs) > 1 or images != ["image"] or suffixes & SUFFIXES.keys()
@@ -454,7 +463,7 @@ def serve(
     web_server.check_token(host, token, service.TOKEN_VARIABLE)
     for origin in cors_origin:
         service.check_origin(origin)
-    renamed = dict(map(options.column_pair, columns))
+    renamed = options.columns_of(columns)
     quiet()
     # Before the model is loaded, which may take minutes.
     listener = web_server.listen(host, port)

@@ -362,16 +362,24 @@ Columns = Annotated[
 ]
 
 
-def column_pair(text: str) -> tuple[str, str]:
-    """Return an input of a model and the data's column for it.
+def columns_of(texts: Sequence[str]) -> dict[str, str]:
+    """Return the data's column for each input of a model that `--column` names.
 
     Raises:
-        BadInput: the text is not INPUT=COLUMN.
+        BadInput: a text is not INPUT=COLUMN, or names an input again.
     """
-    name, equals, column = text.partition("=")
-    if not (name and equals and column):
-        raise BadInput(f"--column {text}: it is not INPUT=COLUMN", remedy="such as text=body")
-    return name, column
+    result = dict[str, str]()
+    for text in texts:
+        name, equals, column = text.partition("=")
+        if not (name and equals and column):
+            raise BadInput(f"--column {text}: it is not INPUT=COLUMN", remedy="such as text=body")
+        if name in result:
+            raise BadInput(
+                f"--column {text}: {name} has the column {result[name]} already",
+                remedy="give one column for each input",
+            )
+        result[name] = column
+    return result
 
 
 FLAG = "--json"

@@ -6,12 +6,14 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TextIO
 
@@ -50,6 +52,8 @@ class Summary:
         empty, or a category that training did not see.
     filled: number of times without a value by series, which the forecast fills on a line.
     continued: number of records that an earlier command had read before it was killed.
+    left_out: number of files that are no data, by kind.
+    detected: number of files by what was found out about them, such as their delimiter.
     """
 
     records: int
@@ -61,6 +65,8 @@ class Summary:
     missing: Mapping[str, int]
     filled: Mapping[str, int]
     continued: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    detected: Mapping[str, int] = field(default_factory=dict)
 
 
 class Predictions(Protocol):
@@ -147,7 +153,10 @@ class ParquetPredictions:
     def _column(self, name: str, rows: Sequence[Row]) -> Any:
         kind, values = self._kinds.get(name), [row[name] for row in rows]
         if kind is None:
-            return pa.array(values)
+            array = pa.array(values)
+            # So it is if no record of the batch has a label.
+            empty = array.type == pa.list_(pa.null())
+            return array.cast(pa.list_(pa.string())) if empty else array
         if kind == "number":
             return pa.array(values, pa.float64())
         return pa.array([None if value is None else str(value) for value in values], pa.string())
@@ -252,6 +261,8 @@ def predict(
         dict(state.missing),
         batcher.filled,
         continued,
+        dict(inputs.left_out),
+        dict(batcher.detected),
     )
 
 
@@ -359,7 +370,7 @@ def _run(
     saved: SavedProgress | None,
 ) -> None:
     state, shown = batcher.state, time.monotonic()
-    rows = _rows(inputs, data, scratch, state)
+    rows = _rows(inputs, data, scratch, batcher)
     # Reading again is quick compared to predicting.
     for source, line, row in itertools.islice(rows, state.records, None):
         if limit is not None and state.records >= limit:
@@ -376,13 +387,20 @@ def _run(
 
 
 def _rows(
-    inputs: Inputs, data: DataConfig, scratch: Path, state: Progress
+    inputs: Inputs, data: DataConfig, scratch: Path, batcher: _Batcher
 ) -> Iterator[tuple[str, int, Mapping[str, Any] | Defect]]:
     total, read = inputs.bytes or 0, 0
     for chunk in inputs.chunks(data, scratch):
+        if detected := getattr(chunk, "detected", ""):
+            batcher.detected[detected] += 1
         yield from chunk.rows()
         read += chunk.size
-        state.share = min(1.0, read / total) if total else 0.0
+        batcher.state.share = min(1.0, read / total) if total else 0.0
+
+
+def _finite(value: Any) -> Any:
+    """Return a value as JSON has it: an infinite category is a text."""
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 class _Batcher:
@@ -403,6 +421,7 @@ class _Batcher:
         self._read = [item.column for item in model.inputs]
         self._places = list[tuple[str, int, Mapping[str, Any]]]()
         self.filled: Mapping[str, int] = {}
+        self.detected = Counter[str]()
 
     def add(self, source: str, line: int, row: Mapping[str, Any] | Defect, largest: int) -> None:
         """Take a record, or put it into quarantine."""
@@ -489,7 +508,7 @@ class _Batcher:
         result = (
             {inputs[0].column: value}
             if self.model.single
-            else {item.column: value[item.name] for item in inputs}
+            else {item.column: _finite(value[item.name]) for item in inputs}
         )
         if twice := result.keys() & {"source", "line", *answer}:
             raise BadInput(

@@ -84,6 +84,7 @@ class ServedModel:
     """A model that MLflow has loaded.
 
     address: models:/NAME/VERSION, or a folder.
+    identity: what MLflow calls this model alone, since a version may be registered again.
     trained: the configuration of its run, if the registry knows it.
     forecasts: whether the records are the history of series, and the answers their future.
     unseen: returns the number of values of records, by the model's name of the column, that are
@@ -99,6 +100,7 @@ class ServedModel:
     forecasts: bool = False
     unseen: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, int]] | None = None
     filled: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, int]] | None = None
+    identity: str = ""
 
     @property
     def single(self) -> bool:
@@ -276,7 +278,8 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
     model = getattr(_python_model(mlflow, loaded), "model", None)
     # A model of an earlier version, or of a plugin, may have neither.
     unseen, filled = (getattr(model, name, None) for name in ("unseen", "filled"))
-    return ServedModel(folder, renamed, trained, loaded, forecasts, unseen, filled)
+    identity = str(loaded.metadata.model_uuid)
+    return ServedModel(folder, renamed, trained, loaded, forecasts, unseen, filled, identity)
 
 
 def _python_model(mlflow: Any, loaded: Any) -> Any:

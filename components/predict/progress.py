@@ -178,6 +178,7 @@ def key_of(
     return value_digest(
         [
             model.address,
+            model.identity,
             [*changed],
             [[item.name, item.column, item.kind, item.required] for item in model.inputs],
             data.model_dump(mode="json"),

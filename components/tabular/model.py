@@ -843,12 +843,25 @@ class NetworkModel(ArraysModel):
         return self.weights
 
 
-class BoostedModel(TableModel):
-    """The trees of a library."""
+def filled(matrix: Any, fill: Any) -> Any:
+    """Return a matrix with numbers in place of missing values, in the columns that have one.
 
-    def __init__(self, *shared: Any, booster: Any) -> None:
+    Args:
+        fill: of each column; NaN where missing values stay.
+    """
+    return np.where(np.isnan(matrix), fill, matrix)
+
+
+class BoostedModel(TableModel):
+    """The trees of a library.
+
+    fill: what counts for a missing value in a column that has none in training, where the libraries
+        would take it for 0, or for the largest or smallest number: (columns,). NaN elsewhere.
+    """
+
+    def __init__(self, *shared: Any, booster: Any, fill: Any = math.nan) -> None:
         super().__init__(*shared)
-        self.booster = booster
+        self.booster, self.fill = booster, fill
 
     def predicted(self, matrix: Any) -> Any:
         """Return what the trees add up to for some rows, in any shape."""
@@ -857,8 +870,26 @@ class BoostedModel(TableModel):
     def raw(self, matrix: Any) -> Any:
         if not len(matrix):
             return np.zeros((0, len(self.base)))
-        result = np.asarray(self.predicted(matrix), np.float64)
+        result = np.asarray(self.predicted(filled(matrix, self.fill)), np.float64)
         return result.reshape(len(matrix), -1) + self.base
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        np.savez(folder / WEIGHTS, fill=self.fill)
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        fill = math.nan
+        # Models of earlier versions have no such file.
+        if (folder / WEIGHTS).exists():
+            with np.load(folder / WEIGHTS) as stored:
+                fill = stored["fill"]
+        return cls(*shared, booster=cls.booster_of(folder), fill=fill)
+
+    @classmethod
+    def booster_of(cls, folder: Path) -> Any:
+        """Load the trees as the library does."""
+        raise NotImplementedError
 
 
 class LightGBMModel(BoostedModel):
@@ -875,11 +906,10 @@ class LightGBMModel(BoostedModel):
         (folder / LIGHTGBM).write_text(self.booster.model_to_string(), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path, *shared: Any) -> TableModel:
+    def booster_of(cls, folder: Path) -> Any:
         import lightgbm
 
-        text = (folder / LIGHTGBM).read_text(encoding="utf-8")
-        return cls(*shared, booster=lightgbm.Booster(model_str=text))
+        return lightgbm.Booster(model_str=(folder / LIGHTGBM).read_text(encoding="utf-8"))
 
 
 class XGBoostModel(BoostedModel):
@@ -897,10 +927,10 @@ class XGBoostModel(BoostedModel):
         (folder / XGBOOST).write_bytes(self.booster.save_raw("ubj"))
 
     @classmethod
-    def load(cls, folder: Path, *shared: Any) -> TableModel:
+    def booster_of(cls, folder: Path) -> Any:
         import xgboost
 
-        return cls(*shared, booster=xgboost.Booster(model_file=folder / XGBOOST))
+        return xgboost.Booster(model_file=folder / XGBOOST)
 
 
 class CatBoostModel(BoostedModel):
@@ -922,10 +952,10 @@ class CatBoostModel(BoostedModel):
         self.booster.save_model(str(folder / CATBOOST))
 
     @classmethod
-    def load(cls, folder: Path, *shared: Any) -> TableModel:
+    def booster_of(cls, folder: Path) -> Any:
         import catboost
 
-        return cls(*shared, booster=catboost.CatBoost().load_model(str(folder / CATBOOST)))
+        return catboost.CatBoost().load_model(str(folder / CATBOOST))
 
 
 class _MembersModel(TableModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.learners.base import Array, TreesLearner
 from steadytrain.components.tabular.model import (
     CatBoostModel,
     LightGBMModel,
     TableModel,
     XGBoostModel,
+    filled,
 )
 from steadytrain.components.train.framework import LearnerTrainer
 from steadytrain.components.train.framework import lightgbm as shared_trees
@@ -27,10 +31,22 @@ class BoostingLearner(TreesLearner):
 
     objectives: the library's names of the loss, for numbers, two classes and several.
     binned: the training side as the library holds it, made at the first step.
+    fill: as for `BoostedModel`.
     """
 
     objectives: ClassVar[tuple[str, str, str]]
     binned: Any = None
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        super().__init__(config, data)
+        matrix = self.matrix
+        self.fill = np.full(matrix.shape[1], math.nan)
+        whole = ~np.isnan(matrix).any(axis=0)
+        # A category that is missing is one that training did not see, which trees tell apart.
+        whole[self.preparation.categories] = False
+        if len(matrix):
+            self.fill[whole] = np.median(matrix[:, whole], axis=0)
+        self.held_out_matrix = filled(self.held_out_matrix, self.fill)
 
     @property
     def objective(self) -> str:
@@ -93,7 +109,8 @@ class XGBoostLearner(BoostingLearner):
 
     def model(self) -> TableModel:
         whole = _booster(merged(self.parts), self.threads)
-        return XGBoostModel(self.preparation, self.labels, self.base(), booster=whole)
+        shared = self.preparation, self.labels, self.base()
+        return XGBoostModel(*shared, booster=whole, fill=self.fill)
 
 
 def _booster(content: bytes, threads: int) -> Any:
@@ -177,7 +194,8 @@ class LightGBMLearner(BoostingLearner):
 
     def model(self) -> TableModel:
         booster = shared_trees.merged([part.decode() for part in self.parts])
-        return LightGBMModel(self.preparation, self.labels, self.base(), booster=booster)
+        shared = self.preparation, self.labels, self.base()
+        return LightGBMModel(*shared, booster=booster, fill=self.fill)
 
 
 class CatBoostLearner(BoostingLearner):
@@ -254,7 +272,8 @@ class CatBoostLearner(BoostingLearner):
 
         parts = [_loaded(part) for part in self.parts]
         whole = catboost.sum_models(parts) if len(parts) > 1 else parts[0]
-        return CatBoostModel(self.preparation, self.labels, self.base(), booster=whole)
+        shared = self.preparation, self.labels, self.base()
+        return CatBoostModel(*shared, booster=whole, fill=self.fill)
 
 
 def _loaded(part: bytes) -> Any:

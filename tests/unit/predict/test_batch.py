@@ -26,6 +26,8 @@ from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.tabular.model import Preparation, TableModel
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.served import ServedPackager
+from steadytrain.pipelines.model_commands import _data_to_read
+from steadytrain.pipelines.options import columns_of
 
 from support.disks import small_file_system
 from support.stores import copy_store
@@ -496,6 +498,71 @@ def test_killed_command_starts_again_if_something_has_changed(data, tmp_path, ki
         found = predict(doubling(), source, out, **({"batch_size": 2} | changed))
         assert (found.continued, len(lines(out))) == (0, 10)
     killed(source, out, batch_size=2)
+    # A version that was deleted may be registered again, with another model.
+    again = predict(replace(doubling(), identity="another"), source, out, batch_size=2)
+    assert again.continued == 0
+    killed(source, out, batch_size=2)
     other = data([{"x": n + 1, "c": ""} for n in range(10)])
     assert predict(doubling(), other, out, batch_size=2).continued == 0
     assert [row["prediction"] for row in lines(out)] == [2.0 * n + 2 for n in range(10)]
+
+
+def test_files_that_are_not_read_and_what_was_detected_are_counted(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.csv").write_text("x;c\n1;u\n2;v\n")
+    (folder / "b.csv").write_text("x,c\n3,w\n")
+    (folder / "notes.pdf").write_bytes(b"%PDF")
+    (folder / ".hidden").write_text("x")
+    source = load("causal-lm", [("data.source", [str(folder)]), ("data.format", "auto")]).data
+    summary = predict(doubling(), source, tmp_path / "out.jsonl")
+    assert (summary.records, summary.predicted) == (3, 3)
+    assert summary.left_out == {"hidden files": 1, "files with a suffix that is not read": 1}
+    assert list(summary.detected.values()) == [1]
+    assert "';'" in next(iter(summary.detected))
+
+
+class Labels:
+    """A model with sets of labels. Only large numbers have one."""
+
+    def predict(self, frame):
+        return pd.DataFrame({"prediction": [["large"] if x > 5 else [] for x in frame["x"]]})
+
+
+def test_records_without_a_label_leave_the_type_of_the_labels(data, tmp_path):
+    out = tmp_path / "out.parquet"
+    predict(doubling(Labels()), data(NUMBERS), out, batch_size=2)
+    found = pq.read_table(out)["prediction"].to_pylist()
+    assert found[:6] == [[]] * 6
+    assert found[6:] == [["large"]] * 4
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_infinite_category_is_copied_as_a_text(data, tmp_path, suffix):
+    out = tmp_path / f"out{suffix}"
+    source = data([{"x": 1, "c": 2.5}])
+    Path(source.source[0]).write_text('{"x": 1, "c": 1e999}\n')
+    predict(doubling(), source, out, with_inputs=True)
+    read = {".jsonl": lambda path: pd.read_json(path, lines=True), ".csv": pd.read_csv}
+    assert str(read.get(suffix, pd.read_parquet)(out)["c"][0]) == "inf"
+
+
+def test_csv_files_are_read_as_in_training(tmp_path):
+    (tmp_path / "new.csv").write_text("x!c\n1!|a!b|\n", encoding="latin-1")
+    written = ["data.csv.delimiter='!'", "data.csv.quotechar='|'", "data.csv.encoding=latin-1"]
+    trained = replace(doubling(), trained=load("causal-lm", written))
+    out = tmp_path / "out.jsonl"
+    summary = predict(
+        trained, _data_to_read([str(tmp_path / "new.csv")], trained, []), out, with_inputs=True
+    )
+    assert (summary.predicted, lines(out)[0]["c"]) == (1, "a!b")
+    changed = _data_to_read(["new.csv"], trained, ["data.csv.delimiter=','"])
+    assert (changed.csv.delimiter, changed.csv.quotechar) == (",", "|")
+
+
+def test_column_for_an_input_is_given_once():
+    assert columns_of(["x=a=b", "c=d"]) == {"x": "a=b", "c": "d"}
+    with pytest.raises(BadInput, match="--column x=b: x has the column a already"):
+        columns_of(["x=a", "x=b"])
+    with pytest.raises(BadInput, match="--column x: it is not INPUT=COLUMN"):
+        columns_of(["x"])

@@ -302,6 +302,26 @@ def test_numbers_that_are_codes_are_learned_as_categories(tmp_path, family):
     assert np.corrcoef(chances[:, 1].reshape(8, -1).mean(axis=1), shares)[0, 1] > 0.95
 
 
+@pytest.mark.parametrize("family", ["lightgbm", "xgboost", "catboost"])
+def test_missing_value_is_no_extreme_one_where_training_had_none(tmp_path, family):
+    chance = np.random.default_rng(0)
+    # All far from 0, which LightGBM would read, and CatBoost would read the smallest.
+    column = chance.uniform(100, 200, 800)
+    records = [
+        {"x": x, "gaps": None if n % 3 else x, "target": x + noise}
+        for n, (x, noise) in enumerate(zip(column, chance.normal(0, 1, 800), strict=True))
+    ]
+    table = prepared(tmp_path, records, REGRESSION, "data.allow_leaks=[x]")
+    learner = learn(made(table, family, rounds_per_step=50), 2)
+    middle = float(np.median(learner.matrix[:, learner.preparation.places["x"]]))
+    model = exported(learner, tmp_path / "model")
+    found = model.outputs([{"x": None, "gaps": None}, {"x": middle, "gaps": None}])
+    assert found[0] == found[1]
+    assert abs(found[0] - middle) < 5
+    # Where training had gaps, the trees learned what a gap means.
+    assert np.isnan(model.fill[learner.preparation.places["gaps"]])
+
+
 def test_rare_categories_of_histogram_boosting_count_as_missing(tmp_path):
     chance = np.random.default_rng(1)
     codes = np.minimum(chance.geometric(0.008, 6000), 400)
