@@ -148,6 +148,12 @@ def _inputs(model: Any) -> tuple[int | None, int | None]:
     return size, channels
 
 
+def packages(folder: Path) -> list[str]:
+    """Return the packages that a saved model needs besides Transformers."""
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return ["timm"] * (content["model_type"] == TIMM)
+
+
 def init_like_timm(model: Any) -> None:
     """Draw the weights of a new model of timm as timm does; Transformers draws others."""
     config = model.config

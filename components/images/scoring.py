@@ -124,12 +124,6 @@ class ImagePackager(ServedPackager):
         files = files_of(records.slice(0, most), self.config.data.images)
         return timed(folder, opened, files, late_libraries=True)
 
-    @staticmethod
-    def _timm(folder: Path) -> list[str]:
-        """Return the package that a model of timm needs too."""
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return ["timm"] * (content["model_type"] == networks.TIMM)
-
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
@@ -144,7 +138,7 @@ class ImagePackager(ServedPackager):
             inputs=[ColSpec("binary", "image")],
             example=pd.DataFrame({"image": first}),
             metadata=metadata,
-            packages=[*_NEEDED, *self._timm(folder)],
+            packages=[*_NEEDED, *networks.packages(folder)],
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import torch
 
-from steadytrain.components.images import pixels
+from steadytrain.components.images import networks, pixels
 from steadytrain.components.images.encoder import PIXELS
 from steadytrain.components.images.scoring import check_preparation, png
 from steadytrain.components.multimodal import fused
@@ -142,7 +142,7 @@ class MultimodalPackager(ServedPackager):
         types = {"number": "double", "date": AnyType(), "category": AnyType()}
         inputs = [ColSpec(AnyType(), column, required=False) for column in settings["texts"]]
         inputs += [ColSpec(types[kind], column, required=False) for column, kind in kinds.items()]
-        pictures = _pixels(self.config, self.data, first)
+        image, pictures = folder / fused.IMAGE, _pixels(self.config, self.data, first)
         for place, column in enumerate(loaded.pictures):
             inputs.append(ColSpec("binary", column, required=False))
             example[column] = [
@@ -154,5 +154,5 @@ class MultimodalPackager(ServedPackager):
             inputs=inputs,
             example=pd.DataFrame(example),
             metadata=metadata,
-            packages=_NEEDED,
+            packages=[*_NEEDED, *(networks.packages(image) if image.is_dir() else ())],
         )

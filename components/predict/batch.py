@@ -193,8 +193,9 @@ def predict(
     """Predict for every record at `data.source`, and write one row for each good one.
 
     A row has `source` and `line` of its record, and the model's answer. A record that the model
-    cannot take goes to a quarantine file, with the reason. The file of predictions gets its name
-    when it is complete. Until then, and if too many records are defective, `.partial` follows it.
+    cannot take goes to a quarantine file, with the reason. The two files get their names when they
+    are complete. Until then, and if too many records are defective, `.partial` follows that of the
+    predictions.
 
     Args:
         out: the file to write, with one of `SUFFIXES`. None stands for JSON lines on standard
@@ -219,8 +220,9 @@ def predict(
             predictions: Predictions = JsonLinesPredictions(sys.stdout)
         else:
             partial = out.with_name(f"{out.name}.partial")
-            refused = refused_file(out)
-            _check_not_read(out, address, inputs)
+            # Until all is there, the refused records of an earlier command stay.
+            refused = refused_file(partial)
+            _check_not_read((out, refused_file(out), refused), address, inputs)
             stack.enter_context(_claimed(partial))
             settings = {"batch_size": batch_size, "with_inputs": with_inputs, "limit": limit}
             saved = SavedProgress(partial, refused, key_of(model, data, inputs, settings))
@@ -244,13 +246,17 @@ def predict(
             raise no_records(data)
         _check_defects(data, quarantine, state.records, partial)
         _check_columns(model, state)
-    if out is not None and partial is not None:
-        with _writing(out):
-            with partial.open("rb") as handle:
-                os.fsync(handle.fileno())
-            partial.replace(out)
-            if not quarantine.counts:
-                refused.unlink()
+        if out is not None and partial is not None:
+            with _writing(out):
+                quarantine.flush()
+                with partial.open("rb") as handle:
+                    os.fsync(handle.fileno())
+                if quarantine.counts:
+                    refused.replace(refused_file(out))
+                else:
+                    refused.unlink()
+                    refused_file(out).unlink(missing_ok=True)
+                partial.replace(out)
     return Summary(
         state.records,
         state.predicted,
@@ -276,15 +282,15 @@ def _check_columns(model: ServedModel, state: Progress) -> None:
         )
 
 
-def _check_not_read(out: Path, address: str, inputs: Inputs) -> None:
-    """Raise BadInput if the data include the file to write, or its quarantine file."""
-    outputs: set[Any] = {path.resolve() for path in (out, refused_file(out))}
+def _check_not_read(written: Sequence[Path], address: str, inputs: Inputs) -> None:
+    """Raise BadInput if the data include a file to write, the first of which has predictions."""
+    outputs: set[Any] = {path.resolve() for path in written}
     copied = {address, f"{address}{QUARANTINE}"}
     if read := [
         file.name for file, _ in inputs.files if file.location in outputs or file.name in copied
     ]:
         raise BadInput(
-            f"--out {address or out}: {read[0]} is among the data",
+            f"--out {address or written[0]}: {read[0]} is among the data",
             remedy="write to another folder",
         )
 
@@ -300,7 +306,12 @@ def _check_defects(
     try:
         check_defects(data, quarantine, records)
     except DataError as error:
-        there = f"; {partial} has the predictions for the others" if partial else ""
+        there = ""
+        if partial:
+            there = (
+                f"; {refused_file(partial)} has them, and {partial} has the predictions for the "
+                "others"
+            )
         raise DataError(
             error.message + there,
             remedy="fix these records, name the columns with --column INPUT=COLUMN, or raise "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from steadytrain.components.series.encoder import covariate_of
 from steadytrain.components.series.model import FORECASTS
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
@@ -19,7 +20,7 @@ from steadytrain.components.shared.tracking import import_mlflow, read_version
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.encoder import plain_value
 from steadytrain.components.tabular.model import is_missing, plain_number
-from steadytrain.components.tasks.encoding.fields import Defect, text_of, utf8_size
+from steadytrain.components.tasks.encoding.fields import Defect, number_of, text_of, utf8_size
 from steadytrain.components.tasks.served import NUMBER_COLUMNS, check_files
 
 Kind = Literal["number", "text", "bytes", "any"]
@@ -34,14 +35,15 @@ class Input:
 
     name: as in the model's signature; "" if the model takes single texts.
     column: of the records.
-    verbatim: whether texts such as NA are values, as in the names of series.
+    of: what it is a column of. In series, texts such as NA are names and 01 is a number; covariates
+        are numbers or true and false. All as in training.
     """
 
     name: str
     column: str
     kind: Kind
     required: bool
-    verbatim: bool = False
+    of: Literal["records", "series", "covariates"] = "records"
 
     def read(self, row: Mapping[str, Any]) -> Any:
         """Return a record's value, as the signature wants it; None if there is none.
@@ -59,7 +61,8 @@ class Input:
             if isinstance(value, bytes):
                 return value
         value = plain_value(self.column, value)
-        if value in (None, "") if self.verbatim else is_missing(value):
+        verbatim = self.of != "records" and self.kind == "any"
+        if value in (None, "") if verbatim else is_missing(value):
             return self._missing()
         if self.kind == "bytes":
             raise Defect(
@@ -69,6 +72,12 @@ class Input:
             return value
         if self.kind == "text":
             return str(value)
+        return self._number(row, value)
+
+    def _number(self, row: Mapping[str, Any], value: Any) -> float:
+        if self.of != "records":
+            read = covariate_of if self.of == "covariates" else number_of
+            return read(row, self.column)
         number = plain_number(value)
         if math.isnan(number):
             raise Defect("wrong_type", f"{self.column} is {str(value)[:80]!r}, not a number")
@@ -267,15 +276,16 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
             remedy=f"it reads {', '.join(map(_shown, inputs))[:500]}",
         )
     forecasts = FORECASTS in (loaded.metadata.metadata or {})
+    model = getattr(_python_model(mlflow, loaded), "model", None)
+    known = getattr(model, "covariates", ()) if forecasts else ()
     renamed = [
         replace(
             item,
             column=columns.get(_shown(item), item.column),
-            verbatim=forecasts and item.kind == "any",
+            of="covariates" if item.name in known else "series" if forecasts else "records",
         )
         for item in inputs
     ]
-    model = getattr(_python_model(mlflow, loaded), "model", None)
     # A model of an earlier version, or of a plugin, may have neither.
     unseen, filled = (getattr(model, name, None) for name in ("unseen", "filled"))
     identity = str(loaded.metadata.model_uuid)

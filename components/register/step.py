@@ -63,8 +63,13 @@ def model_card(
             f"Task `{config.data.task}`, {train.parameters:,} parameters, from "
             f"{config.model.base or 'scratch'}. Trained by steadytrain for {train.steps:,} steps "
             f"({duration(train.seconds)}, {attempts}); "
-            f"the best {train.metric} of the validation side was {train.best_score:.4g}, at step "
-            f"{train.best_step:,}.",
+            + (
+                f"the best {train.metric} of the validation side was {train.best_score:.4g}, at "
+                f"step {train.best_step:,}."
+                if train.validated
+                else f"the training loss was {train.best_score:.4g} at the end, and nothing was "
+                "validated."
+            ),
             "## Gate",
             f"{gate.reason[0].upper()}{gate.reason[1:]}.",
             *_search(gate, config.gate.promised),

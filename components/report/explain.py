@@ -286,6 +286,8 @@ def _results(facts: Facts) -> list[str]:
         best = facts.training
         lines.append(
             f"best validation {best.metric}: {number(best.best_score)} at step {best.best_step}"
+            if best.validated
+            else f"training loss at the end, without a validation: {number(best.best_score)}"
         )
     if facts.evaluation:
         scores = ", ".join(

@@ -125,8 +125,10 @@ def _tiles(
         tiles.append((f"Test {facts.gate.metric}", number(facts.gate.candidate), note))
     if facts.training:
         trained = facts.training
-        note = f"validation, at step {number(trained.best_step)}"
-        tiles.append((f"Best {trained.metric}", number(trained.best_score), note))
+        what, note = f"Best {trained.metric}", f"validation, at step {number(trained.best_step)}"
+        if not trained.validated:
+            what, note = "Training loss", "at the end; nothing was validated"
+        tiles.append((what, number(trained.best_score), note))
         tiles.append(("Steps", number(trained.steps), f"{number(trained.parameters)} parameters"))
         attempt_note = "attempt" if trained.attempts == 1 else "attempts"
         tiles.append(("Training", duration(trained.seconds), f"{trained.attempts} {attempt_note}"))

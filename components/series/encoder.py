@@ -139,7 +139,7 @@ class SeriesEncoder:
         value = repr(number_of(row, str(target)))
         record: dict[str, Any] = {NAME: name, TIME: time}
         if series.covariates:
-            record[COVARIATES] = [_covariate(row, column) for column in series.covariates]
+            record[COVARIATES] = [covariate_of(row, column) for column in series.covariates]
         text = json.dumps(record, ensure_ascii=False, sort_keys=True)
         # Without a column of series, each time counts on its own.
         return Content(text, value, prompt=name or None, identity=f"{value} {text}")
@@ -311,7 +311,7 @@ def _refuse_leaks(
         )
 
 
-def _covariate(row: Mapping[str, Any], column: str) -> float:
+def covariate_of(row: Mapping[str, Any], column: str) -> float:
     """Return a number; 1 or 0 for yes or no.
 
     Raises:

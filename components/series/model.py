@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -460,7 +461,7 @@ class SeriesModel:
             for column in filter(None, (series, time, target, *self.covariates)):
                 if record.get(column) is None and column not in optional:
                     raise ValueError(f"record {number} has no {column!r}")
-            name = str(record[series]) if series else ""
+            name = _name(record[series]) if series else ""
             ordinal = self.calendar.ordinal(record[str(time)])
             given = [_number(record, column, number) for column in self.covariates]
             if known.setdefault(name, {}).setdefault(ordinal, given) != given:
@@ -859,6 +860,14 @@ class NetworkModel(SeriesModel):
 
         super().save(folder)
         save_file(dict(self.weights), folder / WEIGHTS)
+
+
+def _name(value: Any) -> str:
+    """Return the name of a series, which is a text or a whole number."""
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+        # Data frames turn the whole numbers of a column with gaps into fractions.
+        value = int(value)
+    return str(value)
 
 
 def _number(record: Mapping[str, Any], column: str, number: int) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -190,6 +190,10 @@ class DataRecord(Record):
         return Path(self.folder) / checked(name, origin=f"prepared data {self.folder}")
 
 
+TRAINING_LOSS: Final = "training_loss"
+"""The metric of a model that was never validated."""
+
+
 class TrainRecord(Record):
     """A trained model.
 
@@ -214,6 +218,11 @@ class TrainRecord(Record):
     seconds: float
     decisions: list[Decision] = []
     files: dict[str, str] = {}
+
+    @property
+    def validated(self) -> bool:
+        """Whether the score is of a validation. It is that of the last steps if there was none."""
+        return self.metric != TRAINING_LOSS
 
 
 class Interval(Record):

@@ -397,7 +397,7 @@ def _other_kind(
         return "number", "", f"{odd}; they count as missing"
     undated = [value for value in present if not _is_date(value)]
     if not undated:
-        return "date", "", ""
+        return "date", "", _zones(present)
     likely = len(present) - len(undated) + sum(bool(_DATED.match(str(it))) for it in undated)
     if likely > len(present) / 2:
         example = str(undated[0])[:40]
@@ -409,6 +409,14 @@ def _other_kind(
         why = f"{_IDENTIFIES}; {ALLOW}"
         return None, f"{why}. It {odd}" if odd else why, ""
     return "category", "", odd and f"{odd}; all its values are learned as categories"
+
+
+def _zones(dates: Values) -> str:
+    """Return what is odd about dates of which some have a time zone; "" if all or none have."""
+    count = sum(datetime.fromisoformat(str(date).strip()).tzinfo is not None for date in dates)
+    if count in (0, len(dates)):
+        return ""
+    return f"has {count:,} dates with a time zone; the other {len(dates) - count:,} count as UTC"
 
 
 def _others(values: Values, kind: Kind) -> list[int]:

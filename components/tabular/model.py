@@ -35,6 +35,7 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]{0,14}))\.0+")
 """A whole number that a data frame wrote to CSV as a fraction, since its column has gaps."""
+_FRACTION = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+")
 _NUMBERS = re.compile(r"(?:[+-]?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\n)+")
 """Numbers in their usual form, one in each line."""
 _EPOCH = datetime(1970, 1, 1)
@@ -259,9 +260,7 @@ class Preparation:
         missing = [is_missing(value) for value in values]
         if kind == "category":
             known, pairs = self._codes[name], zip(values, missing, strict=True)
-            codes = [
-                math.nan if none else known.get(level_of(value), math.nan) for value, none in pairs
-            ]
+            codes = [math.nan if none else _place(value, known, math.nan) for value, none in pairs]
             if strict:
                 self._check_unseen(name, values, codes)
             return np.array(codes, dtype=np.float64).reshape(-1, 1)
@@ -318,7 +317,9 @@ class Preparation:
         counts = dict[str, int]()
         for name, known in self._codes.items():
             values = [record.get(name) for record in records]
-            count = sum(not is_missing(value) and level_of(value) not in known for value in values)
+            count = sum(
+                not is_missing(value) and _place(value, known, None) is None for value in values
+            )
             if count:
                 counts[name] = count
         return counts
@@ -342,10 +343,23 @@ class Preparation:
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(matrix), 0))
 
 
-def _codes_of(levels: Sequence[str]) -> dict[str, int]:
-    """Return the place of each category."""
+def _codes_of(levels: Sequence[str]) -> dict[str | float, int]:
+    """Return the place of each category, also by the number of a fraction such as 0.50."""
+    places = [*enumerate(levels)][::-1]
     # Models of earlier versions have both 3 and 3.0. The most frequent one stands for both.
-    return {level_of(level): index for index, level in reversed([*enumerate(levels)])}
+    return {
+        **{float(level): index for index, level in places if _FRACTION.fullmatch(level)},
+        **{level_of(level): index for index, level in places},
+    }
+
+
+def _place(value: Any, known: Mapping[str | float, int], default: Any) -> Any:
+    """Return the place of a category that is there, in what `_codes_of` returned."""
+    place = known.get(level_of(value))
+    if place is None and _is_number(value):
+        # CSV may write 0.50 where frames and JSON have the number 0.5.
+        place = known.get(plain_number(value))
+    return default if place is None else place
 
 
 def level_of(value: Any) -> str:

@@ -23,6 +23,7 @@ from steadytrain.components.shared.events.types import (
     TrainingFinished,
     Warned,
 )
+from steadytrain.components.shared.records import TRAINING_LOSS
 from steadytrain.components.tasks.checks import (
     chosen_metric,
     greater_is_better,
@@ -121,7 +122,7 @@ class Progress:
         """Return the last model."""
         if self.last_score is not None:
             return ExportedChoice(self.step, metric, self.last_score, self.last_averaged)
-        return ExportedChoice(self.step, "training_loss", self.last_loss)
+        return ExportedChoice(self.step, TRAINING_LOSS, self.last_loss)
 
     def _gain(self, score: float, greater_is_better: bool) -> float:
         if not math.isfinite(score):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -338,7 +339,9 @@ def is_head(name):
 
 
 @pytest.mark.parametrize("timm", [False, True])
-def test_pretrained_encoder_of_images_keeps_its_weights_and_scale(bench, tmp_path, timm):
+def test_pretrained_encoder_of_images_keeps_its_weights_and_scale(
+    bench, tmp_path, monkeypatch, timm
+):
     theirs = encoder_of_images(tmp_path / "encoder", timm=timm)
     fields = f"model.fusion={{image_base: {tmp_path / 'encoder'}, width: 16}}"
     made = bench(fields)
@@ -360,6 +363,12 @@ def test_pretrained_encoder_of_images_keeps_its_weights_and_scale(bench, tmp_pat
     packager.export(model, tmp_path / "model")
     served = packager.load_exported(tmp_path / "model")
     assert served["model"].image.config.model_type == ("timm_wrapper" if timm else "vit")
+    logged = Mock()
+    monkeypatch.setattr(packager, "log_folder", logged)
+    with pa.memory_map(str(made.data.path(made.data.test_records))) as source:
+        records = pa.ipc.open_file(source).read_all()
+    packager.log_model(tmp_path / "model", name="m", records=records, metadata={})
+    assert ("timm" in logged.call_args.kwargs["packages"]) == timm
     known = served["model"].state_dict()
     assert all(torch.equal(one, known[name]) for name, one in model.state_dict().items())
     # The same files elsewhere are the same encoder, and other weights are another one.

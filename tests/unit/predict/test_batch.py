@@ -75,14 +75,27 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_columns_of_series_are_read_as_in_training():
+    value = Input("sold", "sold", "number", required=False, of="series")
+    known = Input("open", "open", "number", required=True, of="covariates")
+    # A table's 01 is a code.
+    assert [value.read({"sold": it}) for it in ("01", 2, "3e1", None)] == [1.0, 2.0, 30.0, None]
+    assert [known.read({"open": it}) for it in (True, False, "01", 0.5)] == [1.0, 0.0, 1.0, 0.5]
+    for item, wrong in ((value, True), (known, "yes"), (known, None)):
+        with pytest.raises(Defect, match=item.column):
+            item.read({item.column: wrong})
+    with pytest.raises(Defect, match="not a number"):
+        replace(value, of="records").read({"sold": "01"})
+
+
 def test_a_series_that_is_called_na_is_not_missing():
-    named = Input("shop", "shop", "any", required=True, verbatim=True)
+    named = Input("shop", "shop", "any", required=True, of="series")
     assert [named.read({"shop": name}) for name in ("NA", "null", 7)] == ["NA", "null", 7]
     for absent in (None, ""):
         with pytest.raises(Defect, match="shop is absent"):
             named.read({"shop": absent})
     with pytest.raises(Defect, match="shop is absent"):
-        replace(named, verbatim=False).read({"shop": "NA"})
+        replace(named, of="records").read({"shop": "NA"})
 
 
 NUMBERS = [{"x": n, "c": f"c{n}"} for n in range(10)]
@@ -122,6 +135,20 @@ def test_more_bad_records_than_allowed_are_an_error_and_leave_the_good_ones(data
     done = predict(doubling(), allowed, out)
     assert (done.predicted, done.refused) == (10, {"wrong_type": 1, "missing_field": 1})
     assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+def test_failed_command_leaves_what_an_earlier_one_refused(data, tmp_path):
+    out = tmp_path / "out.jsonl"
+    predict(doubling(), data([{"x": 1}, {"x": "no", "c": ""}], "data.max_bad_share=0.5"), out)
+    kept = refused_file(out).read_bytes(), out.read_bytes()
+    with pytest.raises(DataError, match="has them") as caught:
+        predict(doubling(), data([{"x": 1, "c": ""}, *[{"x": "no"}] * 3]), out)
+    assert "out.jsonl.partial has the predictions for the others" in caught.value.message
+    assert (refused_file(out).read_bytes(), out.read_bytes()) == kept
+    assert len(lines(tmp_path / "out.jsonl.partial.quarantine.jsonl")) == 3
+    # A good one leaves none.
+    predict(doubling(), data([{"x": 1, "c": ""}]), out)
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.jsonl"]
 
 
 def test_model_that_refuses_the_first_batch_ends_the_prediction(data, tmp_path):
@@ -468,7 +495,10 @@ def test_killed_command_continues_to_the_same_bytes(data, tmp_path, killed, suff
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize(
-    "damage", ["partial", "partial is shorter", "quarantine.jsonl", "progress", "no progress"]
+    "damage",
+    [
+        *("partial", "partial is shorter", "partial.quarantine.jsonl", "progress", "no progress"),
+    ],
 )
 def test_killed_command_starts_again_if_what_it_wrote_is_damaged(
     data, tmp_path, killed, suffix, damage

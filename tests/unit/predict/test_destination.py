@@ -80,7 +80,7 @@ def test_object_appears_when_it_is_complete_and_a_killed_upload_leaves_nothing(b
     with pytest.raises(DataError, match=r"steadytrain-predict-.*has the predictions"):
         predicted(data, out)
     assert names(bucket) == ["in/a.jsonl"]
-    assert left() == ["p.jsonl.partial", "p.jsonl.quarantine.jsonl"]
+    assert left() == ["p.jsonl.partial", "p.jsonl.partial.quarantine.jsonl"]
 
 
 def test_copy_that_fails_leaves_the_file_and_says_where(bucket, left, monkeypatch):
@@ -108,7 +108,7 @@ def test_killed_command_continues_to_the_same_object(bucket, left, monkeypatch):
     child.join()
     assert child.exitcode == -signal.SIGKILL
     kept = [name for name in left() if name.startswith("p.")]
-    assert kept == ["p.jsonl.partial", "p.jsonl.progress", "p.jsonl.quarantine.jsonl"]
+    assert kept == ["p.jsonl.partial", "p.jsonl.partial.quarantine.jsonl", "p.jsonl.progress"]
     with pytest.raises(RunBusy, match=out), local_file(out):
         predicted(data, out)
     assert predicted(data, out, batch_size=2).continued == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from steadytrain.components.report.explain import explain, explanation_as_data
+from steadytrain.components.report.explain import explain, explanation_as_data, summary
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
 from steadytrain.components.report.sentences import describe
@@ -16,6 +16,7 @@ from steadytrain.components.shared.events.types import (
     GradientOverflow,
     TrainingStep,
 )
+from steadytrain.components.shared.records import TRAINING_LOSS
 
 from support.decided import halved
 
@@ -62,6 +63,18 @@ def test_each_recovery_is_one_line(bare: Any) -> None:
     page = render(gather(bare.workspace))
     assert "retry changed: host_oom: 8 x 1 becomes 4 x 2" in page
     assert "give it more memory" not in page, "that is for where it stops"
+
+
+def test_score_of_a_model_that_was_never_validated_is_called_training_loss(bare: Any) -> None:
+    bare.start_step("train")
+    bare.attempt(1, last=400, max_steps=400)
+    bare.trained(steps=400, metric=TRAINING_LOSS)
+    told = "\n".join(summary(bare.workspace))
+    assert "training loss at the end, without a validation: 2.213" in told
+    assert "best validation" not in told
+    page = render(gather(bare.workspace))
+    assert "at the end; nothing was validated" in page
+    assert "Best training_loss" not in page
 
 
 def test_log_of_nccl_is_summarized_from_the_newest_attempt(bare: Any) -> None:

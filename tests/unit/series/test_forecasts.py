@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -169,6 +171,10 @@ def test_an_exported_model_forecasts_the_next_times(tmp_path):
     gaps = [one for one in records if one["firm"] != named or one["year"] not in within]
     assert model.filled(gaps) == {named: 2}
     assert len(model.rows(gaps)) == 33
+    # Frames and databases write whole numbers as fractions.
+    for number in (17, 17.0, np.float64(17), Decimal("17.00"), "17"):
+        renamed = [{**one, "firm": number} for one in gaps if one["firm"] == named]
+        assert model.filled(renamed) == {"17": 2}
     # A line through every other value, or to a mistyped year, would be forecast from.
     own = [record for record in records if record["firm"] == records[0]["firm"]]
     odd = [record for record in own if record["year"] % 2]

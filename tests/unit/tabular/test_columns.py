@@ -95,6 +95,15 @@ def test_values_that_are_not_dates_are_counted():
     assert "has 1 values that are not dates in ISO 8601, such as 'soon'" in different.reason
 
 
+def test_dates_of_which_only_some_have_a_time_zone_are_named():
+    zoned, local = "2024-01-02T10:00:00+05:00", "2024-01-03T10:00"
+    found = column(cycled(zoned, local, "2024-01-04"))
+    assert (found.kind, found.reason) == ("date", "")
+    assert found.note == "has 20 dates with a time zone; the other 40 count as UTC"
+    for values in (cycled(zoned, *["2024-01-02T10:00Z"] * 2), cycled(local, *["2024-01-04"] * 2)):
+        assert (column(values).kind, column(values).note) == ("date", "")
+
+
 def test_dates_in_another_form_are_named():
     days = cycled("31/01/2024", "01/12/2023", None, "05/05/2020 10:30", "07/05/2020")
     found = column(days)

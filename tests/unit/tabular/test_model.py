@@ -138,6 +138,21 @@ def test_whole_number_is_one_category_however_a_data_frame_wrote_it():
     assert codes.tolist() == [[0], [0], [0], [1]]
 
 
+def test_fraction_is_one_category_however_it_is_written():
+    made = Preparation({"size": "category"})
+    made.fit([{"size": size} for size in ("0.50", "0.50", "1.5", "1.5", "2.25", "1e3", "7.0")])
+    assert made.levels["size"] == ["0.50", "1.5", "1e3", "2.25", "7"]
+    served = [0.5, Decimal("0.50"), "0.50", np.float32(1.5), 2.25, 7.0]
+    codes = made.matrix([{"size": size} for size in served])[:, 0].tolist()
+    assert codes == [0, 0, 0, 1, 3, 4]
+    assert made.unseen([{"size": size} for size in served]) == {}
+    # Texts may be versions, and 1e3 a code.
+    for other in ("0.5", "1.50", 1000, 0.75, 10**400, float("inf")):
+        assert made.unseen([{"size": other}]) == {"size": 1}
+    versions = Preparation({"size": "category"}, {"size": ["1.10", "1.1"]})
+    assert versions.matrix([{"size": 1.1}, {"size": "1.10"}]).tolist() == [[1], [0]]
+
+
 def test_number_is_as_large_as_text_and_as_a_number():
     assert math.isnan(plain_number(1e305))
     assert math.isnan(plain_number("1e305"))
