@@ -67,8 +67,8 @@ def model_card(
                 f"the best {train.metric} of the validation side was {train.best_score:.4g}, at "
                 f"step {train.best_step:,}."
                 if train.validated
-                else f"the training loss was {train.best_score:.4g} at the end, and nothing was "
-                "validated."
+                else f"the training loss of the last step was {train.best_score:.4g}, and nothing "
+                "was validated."
             ),
             "## Gate",
             f"{gate.reason[0].upper()}{gate.reason[1:]}.",

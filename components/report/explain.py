@@ -287,7 +287,7 @@ def _results(facts: Facts) -> list[str]:
         lines.append(
             f"best validation {best.metric}: {number(best.best_score)} at step {best.best_step}"
             if best.validated
-            else f"training loss at the end, without a validation: {number(best.best_score)}"
+            else f"training loss of the last step, without a validation: {number(best.best_score)}"
         )
     if facts.evaluation:
         scores = ", ".join(

@@ -127,7 +127,7 @@ def _tiles(
         trained = facts.training
         what, note = f"Best {trained.metric}", f"validation, at step {number(trained.best_step)}"
         if not trained.validated:
-            what, note = "Training loss", "at the end; nothing was validated"
+            what, note = "Training loss", "of the last step; nothing was validated"
         tiles.append((what, number(trained.best_score), note))
         tiles.append(("Steps", number(trained.steps), f"{number(trained.parameters)} parameters"))
         attempt_note = "attempt" if trained.attempts == 1 else "attempts"

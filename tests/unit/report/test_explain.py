@@ -70,10 +70,10 @@ def test_score_of_a_model_that_was_never_validated_is_called_training_loss(bare:
     bare.attempt(1, last=400, max_steps=400)
     bare.trained(steps=400, metric=TRAINING_LOSS)
     told = "\n".join(summary(bare.workspace))
-    assert "training loss at the end, without a validation: 2.213" in told
+    assert "training loss of the last step, without a validation: 2.213" in told
     assert "best validation" not in told
     page = render(gather(bare.workspace))
-    assert "at the end; nothing was validated" in page
+    assert "of the last step; nothing was validated" in page
     assert "Best training_loss" not in page
 
 
