@@ -191,8 +191,14 @@ def predict(
         bool, typer.Option("--with-inputs", help="Write what the model read of a record, too.")
     ] = False,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Records per call of the model; it is halved if one fails.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Records per call of the model, which is halved if one fails. Default: 256; a "
+            "forecast reads all records at once.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     dry_run: Annotated[
         bool,
@@ -239,6 +245,11 @@ def predict(
         raise BadInput(
             f"--with-inputs: {model} forecasts times that no record has", remedy="leave it out"
         )
+    if batch_size is not None and loaded.forecasts:
+        raise BadInput(
+            f"--batch-size {batch_size}: {model} forecasts from all records at once",
+            remedy="leave it out",
+        )
     data = _data_to_read(sources, loaded, overrides)
 
     def show(state: Progress) -> None:
@@ -251,7 +262,7 @@ def predict(
             loaded,
             data,
             path,
-            batch_size=batch_size,
+            batch_size=batch_size or _BATCH,
             with_inputs=with_inputs,
             limit=3 if dry_run and not loaded.forecasts else None,
             address=kept or "",
@@ -311,6 +322,8 @@ def _done(summary: Summary, loaded: ServedModel) -> str:
     return f"{done} with {loaded.address} ({rate:,.0f} per second)"
 
 
+_BATCH: Final = 256
+"""Records for which a model predicts together."""
 _READ: Final = ("data.format", "data.csv", "data.max_bad_share", "data.max_record_bytes")
 
 

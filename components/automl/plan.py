@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,12 +12,23 @@ from steadytrain.components.automl.design import (
     most_configurations,
     planned,
 )
-from steadytrain.components.automl.portfolio import Configuration, families, portfolio
+from steadytrain.components.automl.portfolio import (
+    MONOTONE,
+    Configuration,
+    families,
+    portfolio,
+)
 from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.preprocess.inspection import first_rows
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data_sections import IMAGES, NETWORKS, SERIES, TEXTS
+from steadytrain.components.shared.config.data_sections import (
+    IMAGES,
+    NETWORKS,
+    SERIES,
+    TABLES,
+    TEXTS,
+)
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -83,17 +94,40 @@ def plan(config: RunConfig) -> Plan:
         costs[index] if index < len(costs) else sum(costs) / len(costs)
         for index in range(units // folds)
     ]
+    columns = _columns(config)
     # Each of several labels is learned alone.
-    values = records * _values(config) * _epochs(config, records)
+    values = records * _values(config, columns) * _epochs(config, records)
     learning = sum(each) * folds * values * max(1, preview.labels) / 1e6
     training = learning + units * UNIT_SECONDS
     price = config.compute.price_per_hour
     usd = None if price is None else training / 3600 * price
     seconds = training / budget.parallel
-    return Plan(known, skipped, units, records, seconds, training, usd, preview.warnings)
+    warnings = [*preview.warnings, *_unknown(config, columns)]
+    return Plan(known, skipped, units, records, seconds, training, usd, warnings)
 
 
-def _values(config: RunConfig) -> int:
+def _columns(config: RunConfig) -> Collection[str]:
+    """Return the columns of the first records of a table; none of other data."""
+    if config.data.task not in TABLES:
+        return ()
+    with closing(first_rows(config.data, _ROWS)) as rows:
+        return {name for _, _, row in rows if not isinstance(row, Defect) for name in row}
+
+
+def _unknown(config: RunConfig, columns: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each column that the configuration names and a table does not have."""
+    named = {
+        "data.categories": config.data.categories,
+        "data.allow_leaks": config.data.allow_leaks,
+        f"model.config.{MONOTONE}": config.model.config.get(MONOTONE, {}),
+    }
+    for field, names in named.items():
+        for name in names if columns else ():
+            if name not in columns:
+                yield f"{field} names {name!r}, and none of the first records has that column"
+
+
+def _values(config: RunConfig, columns: Collection[str]) -> int:
     """Return the values of a record that are learned from."""
     data = config.data
     if data.task in SERIES:
@@ -102,9 +136,7 @@ def _values(config: RunConfig) -> int:
         pixels = 0 if data.task in TEXTS else data.images.size**2 * data.images.channels
         tokens = 0 if data.task in IMAGES else data.sequence_length
         return pixels + tokens
-    with closing(first_rows(config.data, _ROWS)) as rows:
-        widths = [len(row) for _, _, row in rows if not isinstance(row, Defect)]
-    return max(1, *widths, 0) - len(config.data.targets) or 1
+    return max(1, len({*columns} - {*config.data.targets}))
 
 
 def _epochs(config: RunConfig, records: int) -> float:

@@ -771,7 +771,10 @@ class NetworkInputs:
     """Turns the preparation's matrix into what networks read.
 
     arrays: `points` of the columns of numbers, each column up to its place in `ends`, and the
-        `scores` that they become. Other numbers are interpolated.
+        `scores` that they become. Other numbers are interpolated. `gaps` says of each column of the
+        matrix whether training had missing values or categories without a place; elsewhere, where
+        no weight for them was learned, they count as the median or the most frequent category.
+        Models of earlier versions have none.
     counts: how many categories each column of categories has. The next place is for all others.
     """
 
@@ -786,6 +789,7 @@ class NetworkInputs:
     def read(self, matrix: Any) -> tuple[Any, Any]:
         """Return numbers in 32 bits, with whether they are missing; and places of categories."""
         categories, ends = self.preparation.categories, self.arrays["ends"]
+        gaps = self.arrays.get("gaps", np.ones(matrix.shape[1], bool))
         numbers = [np.zeros((len(matrix), 0))]
         others = [index for index in range(matrix.shape[1]) if index not in {*categories}]
         for turn, index in enumerate(others):
@@ -793,11 +797,13 @@ class NetworkInputs:
             missing = np.isnan(column)
             points, scores = self.arrays["points"][part], self.arrays["scores"][part]
             quantiles = np.interp(column, points, scores) if len(points) else np.zeros(len(column))
-            numbers += [np.where(missing, 0, quantiles).reshape(-1, 1), missing.reshape(-1, 1)]
+            known = np.where(missing, 0, quantiles)
+            numbers += [known.reshape(-1, 1), (missing & gaps[index]).reshape(-1, 1)]
         places = np.zeros((len(matrix), len(categories)), np.int64)
         for turn, (index, count) in enumerate(zip(categories, self.counts, strict=True)):
             column = matrix[:, index]
-            places[:, turn] = np.where(np.isnan(column) | (column >= count), count, column)
+            without = np.isnan(column) | (column >= count)
+            places[:, turn] = np.where(without, count if gaps[index] else 0, column)
         return np.concatenate(numbers, axis=1).astype(np.float32), places
 
 
@@ -814,7 +820,8 @@ class NetworkModel(ArraysModel):
 
     def __init__(self, *shared: Any, **arrays: Any) -> None:
         super().__init__(*shared)
-        parts = {name: arrays[name] for name in ("points", "scores", "ends")}
+        names = ("points", "scores", "ends", "gaps")
+        parts = {name: arrays[name] for name in names if name in arrays}
         self.inputs, self.weights = NetworkInputs(self.preparation, parts), arrays
 
     def raw(self, matrix: Any) -> Any:

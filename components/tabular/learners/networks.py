@@ -14,7 +14,12 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.learners.base import Array, TableLearner
-from steadytrain.components.tabular.model import NetworkInputs, NetworkModel, TableModel
+from steadytrain.components.tabular.model import (
+    CATEGORIES,
+    NetworkInputs,
+    NetworkModel,
+    TableModel,
+)
 
 GRADIENT: Final = 1.0
 """L2 norm to which gradients are clipped."""
@@ -50,7 +55,10 @@ class NetworkLearner(TableLearner):
         fitting = max(16, min(_BATCH, len(self.targets) // 16))
         self.batch = int(self._number("batch_size", fitting))
         self.rate = config.training.learning_rate or _RATE
-        arrays = _quantiles(self.matrix, self.preparation.categories)
+        categories = self.preparation.categories
+        arrays = _quantiles(self.matrix, categories)
+        arrays["gaps"] = np.isnan(self.matrix).any(axis=0)
+        arrays["gaps"][categories] |= (self.matrix[:, categories] >= CATEGORIES).any(axis=0)
         self.inputs = NetworkInputs(self.preparation, arrays)
         self.middle, self.aims, self.scale = np.zeros(2), self.targets, 1.0
         if not self.labels:

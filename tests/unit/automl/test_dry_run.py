@@ -118,6 +118,18 @@ def test_dry_run_shows_warnings_about_the_records(tmp_path):
     assert any("3 of 442 records" in text for text in told["warnings"])
 
 
+def test_dry_run_names_columns_that_the_records_lack(tmp_path):
+    sets = ("data.target=target", "data.categories=[hue]", "data.allow_leaks=[code, hue]", *FIELDS)
+    told = planned(
+        write_csv(tmp_path, shipped("wine")), *sets, "model.config={monotone: {hue: 1, hues: 1}}"
+    )
+    there = "and none of the first records has that column"
+    assert told["warnings"] == [
+        f"data.allow_leaks names 'code', {there}",
+        f"model.config.monotone names 'hues', {there}",
+    ]
+
+
 def test_columns_that_repeat_are_named_without_a_task(tmp_path):
     path = tmp_path / "two.csv"
     path.write_text("a,b,a,y\n" + "1,2,3,x\n4,5,6,z\n" * 20)

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from steadytrain.components.predict import progress
 from steadytrain.components.predict.batch import predict, refused_file
@@ -26,6 +27,7 @@ from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.tabular.model import Preparation, TableModel
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.served import ServedPackager
+from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.model_commands import _data_to_read
 from steadytrain.pipelines.options import columns_of
 
@@ -596,3 +598,13 @@ def test_column_for_an_input_is_given_once():
         columns_of(["x=a", "x=b"])
     with pytest.raises(BadInput, match="--column x: it is not INPUT=COLUMN"):
         columns_of(["x"])
+
+
+@pytest.mark.parametrize("words", [["--batch-size", "8"], ["--with-inputs"]])
+def test_options_that_a_forecast_does_not_read_are_refused(tmp_path, monkeypatch, words):
+    forecasting = replace(doubling(), forecasts=True)
+    monkeypatch.setattr("steadytrain.components.predict.model.open_model", lambda *_: forecasting)
+    (tmp_path / "a.csv").write_text("x,c\n1,a\n")
+    done = CliRunner().invoke(app, ["predict", "m@champion", str(tmp_path / "a.csv"), *words])
+    assert isinstance(done.exception, BadInput)
+    assert words[0] in done.exception.message

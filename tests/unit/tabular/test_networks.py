@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.preprocessing import QuantileTransformer
 
 from steadytrain.components.tabular.learners import read_side
 from steadytrain.components.tabular.learners.torch_tables import MlpLearner, TabMLearner
-from steadytrain.components.tabular.model import log_probabilities
+from steadytrain.components.tabular.model import load, log_probabilities
 
 from support.tables import REGRESSION, prepared, shipped
 
@@ -84,7 +85,33 @@ def test_numbers_become_normal_as_in_scikit_learn(tmp_path):
     assert float(learner.numbers[:, 0].abs().max()) < 3.2
     far = learner.inputs.read(np.array([[1e300], [-1e300], [np.nan]]))[0]
     assert np.isfinite(far).all()
-    np.testing.assert_array_equal(far[:, 1], [0, 0, 1])
+    # No training record lacks it, so that no weight says what that means: it is the median.
+    np.testing.assert_array_equal(far[:, 1], [0, 0, 0])
+    assert far[2, 0] == 0
+
+
+@pytest.mark.parametrize("cls", [MlpLearner, TabMLearner])
+def test_missing_value_is_a_usual_one_where_training_had_none(tmp_path, cls):
+    chance = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": chance.uniform(100, 200, 400), "hue": chance.choice([*"aab"], 400)})
+    frame["gap"] = [None if n % 3 else x for n, x in enumerate(frame["x"])]
+    frame["kind"] = [None if n % 3 else hue for n, hue in enumerate(frame["hue"])]
+    frame["target"] = frame["x"] + 50 * (frame["hue"] == "b")
+    learner = made(cls, prepared(tmp_path, frame, REGRESSION, "data.allow_leaks=[x]"), width=32)
+    for _ in range(3):
+        learner.learn([], learning_rate_scale=1.0)
+    (tmp_path / "model").mkdir()
+    learner.export(tmp_path / "model")
+    model = load(tmp_path / "model")
+    usual = {"x": learner.matrix[:, model.preparation.places["x"]], "gap": None, "kind": None}
+    usual |= {"x": float(np.median(usual["x"])), "hue": "a"}
+    records = [{**usual, "x": None}, {**usual, "hue": None}, {**usual, "hue": "unseen"}, usual]
+    found = model.outputs(records)
+    assert found[1] == found[2] == found[3]
+    # The median is between two records.
+    np.testing.assert_allclose(found[0], found[3], rtol=0.01)
+    other = model.outputs([{**usual, "gap": 150.0}, {**usual, "kind": "a"}])
+    assert not np.isclose(other, found[3], rtol=1e-6).any()
 
 
 @pytest.mark.slow
