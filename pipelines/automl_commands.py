@@ -94,12 +94,24 @@ def _automl(config: RunConfig, *, as_json: bool) -> None:
         options.show({**summary(study, board), **winner, **took, "folder": str(folder)})
 
 
+def _winners_run(config: RunConfig) -> str | None:
+    """Return the name of a winner's run; None if the search has none.
+
+    A search that is continued may have another winner, and a run keeps its configuration.
+    """
+    from steadytrain.components.shared.digest import value_digest
+
+    if config.run is None:
+        return None
+    own = [part.model_dump(mode="json") for part in (config.model, config.training)]
+    return f"{config.run}-{value_digest(own)[:8]}"
+
+
 def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
     """Train the winner as an ordinary run, and return how it was judged."""
     from steadytrain.components.automl.judgment import judged
     from steadytrain.components.automl.judgment import lines as judgment_lines
     from steadytrain.components.shared.config import load
-    from steadytrain.components.shared.digest import value_digest
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.local import run_locally
     from steadytrain.pipelines.outline import print_ending
@@ -107,10 +119,7 @@ def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
     from steadytrain.pipelines.runs import run_lock
 
     config = load(best)
-    if config.run is not None:
-        # A search that is continued may have another winner, and a run keeps its configuration.
-        members = value_digest(config.model.model_dump(mode="json"))[:8]
-        config = config.model_copy(update={"run": f"{config.run}-{members}"})
+    config = config.model_copy(update={"run": _winners_run(config)})
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace) as lock:

@@ -96,12 +96,22 @@ class Calibration:
         return result
 
 
-def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -> Calibration:
-    """Fit the winner's calibration to out-of-fold predictions."""
+def fitted(
+    found: OutOfFold,
+    weights: Mapping[int, float],
+    decision: Decision,
+    *,
+    many: bool | None = None,
+) -> Calibration:
+    """Fit the winner's calibration to out-of-fold predictions.
+
+    Args:
+        many: see `best_calibration`.
+    """
     if found.final or not found.chances:
         return Calibration()
     mixed = mixed_chances(found, weights)
-    calibration = best_calibration(mixed, found)
+    calibration = best_calibration(mixed, found, many=many)
     if decision == "likeliest":
         return calibration
     chances = calibration.chances(mixed)
@@ -112,7 +122,9 @@ def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -
     return replace(calibration, decision=thresholds(chances, found.classes, decision))
 
 
-def best_calibration(mixed: FloatArray, found: OutOfFold) -> Calibration:
+def best_calibration(
+    mixed: FloatArray, found: OutOfFold, *, many: bool | None = None
+) -> Calibration:
     """Return a temperature, or curves if they are better by more than chance.
 
     Both are compared on groups of folds, each fitted on the other groups.
@@ -120,9 +132,10 @@ def best_calibration(mixed: FloatArray, found: OutOfFold) -> Calibration:
     Args:
         mixed: the probabilities: (rows, classes).
         found: what they are predicted for.
+        many: whether the records are enough for curves; None if that is to be counted.
     """
     soft = Calibration(temperature(mixed, found.classes, found.units))
-    if len(np.unique(found.units)) < _ENOUGH:
+    if not (_are_enough(found) if many is None else many):
         return soft
     gain = np.zeros(len(mixed))
     for part in range(_PARTS):
@@ -146,6 +159,10 @@ def best_calibration(mixed: FloatArray, found: OutOfFold) -> Calibration:
     if gain.mean() <= standard_error(gain, found.units):
         return soft
     return Calibration(isotonic=curves(mixed, found.classes))
+
+
+def _are_enough(found: OutOfFold) -> bool:
+    return len(np.unique(found.units)) >= _ENOUGH
 
 
 def curves(chances: FloatArray, truth: IntArray) -> tuple[Curve, ...]:
@@ -314,12 +331,14 @@ def promised(
     """Choose, calibrate and decide on the other folds, and predict each fold."""
     mixed = np.full(found.predicted.shape[1], math.nan)
     losses, decided, likeliest = mixed.copy(), np.zeros(len(mixed), int), np.zeros(len(mixed), int)
+    # The others are fewer, and the promise is of what is fitted to all.
+    many = _are_enough(found)
     for inside, outside, weights in held_out(found, limits, selection):
         held = found.only(inside)
         mixed[inside] = held.mixed(weights)
         if not held.chances:
             continue
-        calibration = fitted(outside, weights, decision)
+        calibration = fitted(outside, weights, decision, many=many)
         chances = calibration.chances(mixed_chances(held, weights))
         losses[inside] = held.losses(chances[np.arange(len(inside)), held.classes])
         decided[inside] = calibration.decided(chances, held.labels)

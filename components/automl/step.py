@@ -94,8 +94,8 @@ def won(study: Study, folder: Path) -> Board:
         why = "; ".join(missed) or spent or lines(board)[-1]
         raise SteadytrainError(
             f"the search has no winner: {why}",
-            remedy=f"see {folder / BOARD}; raise automl.budget or relax automl.constraints, and "
-            "run the same command again: the search continues",
+            remedy=f"see {folder / BOARD}; raise automl.budget, with which the same command "
+            "continues the search, or relax automl.constraints, with which a new one starts",
         )
     return board
 

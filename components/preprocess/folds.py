@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import tempfile
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -97,13 +97,21 @@ class Division:
                 values += table.column(name).to_pylist()
         counts, labels = _single(columns.get("label"))
         fold_of = assign(columns["id"], labels, columns["group"], folds=folds, salt=salt)
-        sizes = Counter(fold_of.values())
+        sizes = Counter(fold_of[document] for document in columns["id"])
         rare = sorted(label for label, count in counts.items() if count < folds)
-        warning = (
-            f"there are fewer than {folds} training records with the label {', '.join(rare)}, so "
-            "that some folds have none"
-        )
-        return cls(fold_of, [sizes[fold] for fold in range(folds)], warning if rare else "")
+        warnings = [_torn(columns["group"], [fold_of[document] for document in columns["id"]])]
+        if rare:
+            warnings.append(
+                f"there are fewer than {folds} training records with the label {', '.join(rare)}, "
+                "so that some folds have none"
+            )
+        if alone := sorted(label for label, count in counts.items() if count == 1):
+            warnings.append(
+                f"a single training record has the label {', '.join(alone)}; models that need a "
+                "record of each fail on the fold that it is in"
+            )
+        sized = [sizes[fold] for fold in range(folds)]
+        return cls(fold_of, sized, "; ".join(filter(None, warnings)))
 
     @classmethod
     def in_time(cls, records: Iterable[pa.Table], encoder: Any, folds: int) -> Division:
@@ -150,6 +158,24 @@ class Division:
                 for fold, writer in enumerate(writers):
                     writer.write_batch(batch.filter(pa.array(folds == fold, pa.bool_())))
         return paths
+
+
+def _torn(groups: Sequence[str | None], folds: Sequence[int]) -> str:
+    """Return which groups are in several folds; "" if none is.
+
+    Equal records stay together, and those of one document may belong to several groups.
+    """
+    found = defaultdict[str, set[int]](set)
+    for group, fold in zip(groups, folds, strict=True):
+        if group:
+            found[group].add(fold)
+    if not (torn := sorted(group for group, where in found.items() if len(where) > 1)):
+        return ""
+    return (
+        f"{len(torn):,} of {len(found):,} groups are in several folds, such as {torn[0][:80]!r}, "
+        "since records of theirs equal those of other groups, and equal records are kept together; "
+        "scores on the folds may be too good"
+    )
 
 
 def _later_labels(labels: Sequence[Any], parts: Sequence[int]) -> list[str]:

@@ -27,6 +27,9 @@ _GRID: Final = 8
 _FOR_GRID: Final = 25
 """Records that get each of them; fewer of many classes, but at least 5."""
 _FEWEST_FOR_GRID: Final = 5
+_OF_CHANCES: Final = 6
+_OF_NUMBERS: Final = 15
+"""Digits that are kept of probabilities, and of numbers."""
 _MANY: Final = 10
 """Classes from which fewer records get each of them."""
 
@@ -93,7 +96,11 @@ def _shuffled(
         rows[:, places] = matrix[order.permutation(len(matrix))][:, places]
     predictions = _predicted(model, changed.reshape(-1, matrix.shape[1]))
     each = predictions.reshape(len(names), len(matrix), predictions.shape[1])
-    return {name: [_rounded(row) for row in rows] for name, rows in zip(names, each, strict=True)}
+    digits = _digits(model)
+    return {
+        name: [_rounded(row, digits) for row in rows]
+        for name, rows in zip(names, each, strict=True)
+    }
 
 
 def _places(preparation: Preparation, name: str) -> list[int]:
@@ -122,13 +129,19 @@ def _dependence(model: TableModel, matrix: Any, name: str) -> Grid:
         present = matrix[:, index][~np.isnan(matrix[:, index])]
         ends = np.linspace(0.02, 0.98, _GRID)
         grid = np.unique(np.quantile(present, ends)) if len(present) else np.zeros(0)
-        at = _rounded(grid)
+        at = _rounded(grid, _OF_NUMBERS)
     changed = np.repeat(some[None], len(grid), axis=0)
     changed[:, :, index] = grid[:, None]
     predictions = _predicted(model, changed.reshape(-1, matrix.shape[1]))
     each = predictions.reshape(len(grid), len(some), predictions.shape[1])
-    return Grid(at=at, values=[[_rounded(row) for row in rows] for rows in each])
+    digits = _digits(model)
+    return Grid(at=at, values=[[_rounded(row, digits) for row in rows] for rows in each])
 
 
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in np.asarray(values).tolist()]
+def _digits(model: TableModel) -> int:
+    """Return how many digits of predictions are kept. What varies of a number may be its last."""
+    return _OF_CHANCES if model.labels else _OF_NUMBERS
+
+
+def _rounded(values: Any, digits: int) -> list[float]:
+    return [float(f"{value:.{digits}g}") for value in np.asarray(values).tolist()]

@@ -277,6 +277,27 @@ def test_isotonic_regression_is_chosen_where_it_predicts_other_folds_better():
     assert best_calibration(mixed_of(right), right) == Calibration()
 
 
+def test_promise_is_of_curves_if_all_records_are_enough_for_them():
+    # Without a fold, there are 880 of them.
+    random, rows = np.random.default_rng(0), np.arange(1100)
+    told = random.uniform(size=1100)
+    truth = (random.uniform(size=1100) < told**4) * 1
+    chances = np.stack([1 - told, told], axis=1)
+    found = OutOfFold(chances[None, rows, truth], None, rows, rows % 5, [chances], truth)
+    assert fitted(found, {0: 1}, "likeliest").isotonic
+    promise, curved = promised(found, [], "likeliest"), 0
+    for fold in range(5):
+        inside = np.flatnonzero(found.fold == fold)
+        outside = found.only(np.flatnonzero(found.fold != fold))
+        assert not fitted(outside, {0: 1}, "likeliest").isotonic
+        calibration = fitted(outside, {0: 1}, "likeliest", many=True)
+        curved += bool(calibration.isotonic)
+        known = calibration.chances(mixed_of(found)[inside])
+        own = np.maximum(known[np.arange(len(inside)), truth[inside]], 1e-15)
+        assert promise.losses[inside] == pytest.approx(-np.log(own))
+    assert curved
+
+
 def test_mean_of_certain_members_is_no_more_than_certain():
     sure = np.tile(np.float32([0.0, 1.0]), (4, 1))
     found = OutOfFold(

@@ -131,6 +131,29 @@ def test_column_that_no_model_reads_costs_nothing(diabetes):
     assert [item.loss for item in ours.importances] == pytest.approx([0, 0], abs=1e-5)
 
 
+class Sums(TableModel):
+    """A perfect model of numbers that are all large."""
+
+    def raw(self, matrix):
+        return 1.7e9 + 1000 * matrix[:, :1]
+
+
+def test_large_numbers_are_explained_by_what_varies_of_them():
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 2)), columns=["a", "junk"])
+    truth = 1.7e9 + 1000 * frame["a"].to_numpy()
+    preparation = Preparation({"a": "number", "junk": "number"})
+    part = explain(Sums(preparation, [], [0.0]), records(frame, truth), 0)
+    rows = np.arange(200)
+    found = OutOfFold(truth[None], truth, rows, rows * 0)
+    ours = explanation_of({0: [part]}, {0: 1}, found, [(str(n), 0) for n in rows], PLAIN)
+    losses = {item.column: item.loss for item in ours.importances}
+    assert losses["junk"] == pytest.approx(0, abs=1e-6)
+    # Twice the variance, roughly.
+    assert losses["a"] == pytest.approx(2 * truth.var(), rel=0.3)
+    at, values = ours.dependence["a"].at, ours.dependence["a"].values[:, 0]
+    assert values == pytest.approx(1.7e9 + 1000 * np.array(at), abs=1e-3)
+
+
 def test_columns_beyond_the_fortieth_are_counted(diabetes):
     frame = pd.DataFrame(np.zeros((30, 43)), columns=[f"x{n}" for n in range(43)])
     preparation = Preparation(dict.fromkeys(frame.columns, "number"))

@@ -21,6 +21,7 @@ from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.automl.unit_scores import out_of_fold
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tune.history import Trial
+from steadytrain.pipelines.automl_commands import _winners_run
 from steadytrain.pipelines.searches import searched
 
 from support.mixed import write_mixed
@@ -385,3 +386,14 @@ def test_winner_is_trained_again_as_it_was_in_the_search(folder):
     # A study counts the steps of a unit, which learns from fewer records than the winner.
     steps = [best_config(study, found, epochs=by).training.max_steps for by in (False, True)]
     assert steps == [30, -1]
+
+
+def test_winners_that_differ_in_training_alone_have_runs_of_their_own(folder):
+    config, _ = automl(folder, run="mine")
+    other = config.model_copy(
+        update={"training": config.training.model_copy(update={"learning_rate": 0.123})}
+    )
+    names = [_winners_run(each) for each in (config, other, config)]
+    assert names[0] == names[2] != names[1]
+    assert all(name.startswith("mine-") for name in names)
+    assert _winners_run(automl(folder)[0]) is None

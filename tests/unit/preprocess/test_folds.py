@@ -6,11 +6,12 @@ import random
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn.model_selection import RepeatedStratifiedKFold
 
 from steadytrain.components.evaluate.scoring import judged_records
-from steadytrain.components.preprocess.folds import assign, preview_folds
+from steadytrain.components.preprocess.folds import Division, assign, preview_folds
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
@@ -252,3 +253,22 @@ def test_only_a_fold_changes_a_runs_identity():
     assert load("causal-lm", ["cross_validation.folds=3"]).run_id == plain.run_id
     ids = {load("causal-lm", [f"cross_validation.fold={fold}"]).run_id for fold in range(3)}
     assert len({plain.run_id, *ids}) == 4
+
+
+def test_equal_records_are_counted_each_and_groups_that_they_tear_are_named():
+    rows = [*"xabxcdefgh"]
+    groups = [*"AAABBBCDEF"]
+    table = pa.table({"id": rows, "group": groups, "label": ["l"] * 9 + ["rare"]})
+    found = Division.of([table], 2, "s", labeled=True)
+    assert sum(found.sizes) == 10
+    torn = {
+        group
+        for group in groups
+        if len({found.fold_of[row] for row, own in zip(rows, groups, strict=True) if own == group})
+        > 1
+    }
+    assert len(torn) == 1
+    assert f"1 of 6 groups are in several folds, such as '{min(torn)}'" in found.warning
+    assert "a single training record has the label rare; models that need" in found.warning
+    apart = pa.table({"id": [*"abcdefghij"], "group": groups, "label": ["l"] * 10})
+    assert Division.of([apart], 2, "s", labeled=True).warning == ""
