@@ -195,12 +195,12 @@ class ServedModel:
         """Return for each value its prediction, or why there is none.
 
         If the model fails, each half is tried, down to the record that fails. So a batch that does
-        not fit in memory is halved, too.
+        not fit in memory is halved, too. But half a history has other forecasts.
         """
         try:
             return list(self.answers(values))
         except Exception as error:
-            if len(values) > 1:
+            if len(values) > 1 and not self.forecasts:
                 half = len(values) // 2
                 return self.answer_each(values[:half]) + self.answer_each(values[half:])
             return [Defect("not_predicted", str(error)[:500])]

@@ -116,7 +116,9 @@ class Batching:
             self.busy_since = None
             self._seen(len(values), time.monotonic() - started)
             for request in batch:
-                answers, results = results[: len(request.values)], results[len(request.values) :]
+                # The forecasts of a history may be more or fewer than its records.
+                count = len(results) if self._model.forecasts else len(request.values)
+                answers, results = results[:count], results[count:]
                 if not request.answers.done():
                     request.answers.set_result(answers)
 

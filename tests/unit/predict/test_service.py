@@ -426,7 +426,9 @@ def test_what_is_no_origin_is_refused(origin):
 def test_forecasts_take_all_records_as_one_history(serve):
     class Next:
         def predict(self, frame):
-            return pd.DataFrame({"prediction": [frame["x"].sum(), len(frame)]})
+            if frame["x"].sum() > 10:
+                raise ValueError("two values at one time")
+            return pd.DataFrame({"prediction": [frame["x"].sum(), *[len(frame)] * 6]})
 
     inputs = [Input(name, name, "number", required=name == "x") for name in ("x", "value")]
     model = ServedModel("models:/m/1", inputs, None, Next(), forecasts=True)
@@ -434,5 +436,10 @@ def test_forecasts_take_all_records_as_one_history(serve):
     # The last one has no value yet.
     records = [{"x": n, "value": None if n == 4 else n} for n in range(5)]
     answer = json.loads(client.post("/predict", json={"records": records}).text)
-    assert answer["predictions"] == [{"prediction": 10}, {"prediction": 5}]
+    # More than there are records.
+    assert answer["predictions"] == [{"prediction": 10}, *[{"prediction": 5}] * 6]
+    # No half of it is forecast instead.
+    refused = client.post("/predict", json={"records": [*records, {"x": 1}]})
+    assert refused.status_code == 422
+    assert "two values at one time" in refused.text
     assert (answer["missing"], answer["filled"]) == ({}, {})
