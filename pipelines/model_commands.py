@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.left_out import counted, detections
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
@@ -302,12 +303,11 @@ def _show_counts(summary: Summary) -> None:
             f"{times:,} in {count:,} series",
             err=True,
         )
-    for what, count in summary.detected.items():
-        files = "1 file is" if count == 1 else f"{count:,} files are"
-        typer.echo(f"{files} read with {what}", err=True)
+    for remark in detections(summary.detected):
+        typer.echo(remark, err=True)
     if summary.left_out:
-        counts = (f"{count:,} {kind}" for kind, count in summary.left_out.items())
-        typer.echo(f"not read: {', '.join(counts)}", err=True)
+        files = counted(summary.left_out, summary.left_out)
+        typer.echo(f"not read: {', '.join(files)}", err=True)
     if summary.unread:
         typer.echo(f"columns that the model does not read: {', '.join(summary.unread)}", err=True)
 

@@ -195,7 +195,7 @@ class ServedModel:
         """Return for each value its prediction, or why there is none.
 
         If the model fails, each half is tried, down to the record that fails. So a batch that does
-        not fit in memory is halved, too. But half a history has other forecasts.
+        not fit in memory is halved, too. A history is not, since half of it has other forecasts.
         """
         try:
             return list(self.answers(values))

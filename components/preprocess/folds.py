@@ -97,21 +97,22 @@ class Division:
                 values += table.column(name).to_pylist()
         counts, labels = _single(columns.get("label"))
         fold_of = assign(columns["id"], labels, columns["group"], folds=folds, salt=salt)
-        sizes = Counter(fold_of[document] for document in columns["id"])
+        folds_of = [fold_of[document] for document in columns["id"]]
+        sizes = Counter(folds_of)
         rare = sorted(label for label, count in counts.items() if count < folds)
-        warnings = [_torn(columns["group"], [fold_of[document] for document in columns["id"]])]
+        odd = [_torn(columns["group"], folds_of)]
         if rare:
-            warnings.append(
+            odd.append(
                 f"there are fewer than {folds} training records with the label {', '.join(rare)}, "
                 "so that some folds have none"
             )
         if alone := sorted(label for label, count in counts.items() if count == 1):
-            warnings.append(
+            odd.append(
                 f"a single training record has the label {', '.join(alone)}; models that need a "
                 "record of each fail on the fold that it is in"
             )
         sized = [sizes[fold] for fold in range(folds)]
-        return cls(fold_of, sized, "; ".join(filter(None, warnings)))
+        return cls(fold_of, sized, "; ".join(filter(None, odd)))
 
     @classmethod
     def in_time(cls, records: Iterable[pa.Table], encoder: Any, folds: int) -> Division:

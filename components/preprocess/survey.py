@@ -33,7 +33,7 @@ from steadytrain.components.preprocess.spool import Spool, read_part
 from steadytrain.components.shared.class_names import counting, in_order, label_in, listed, part_of
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.left_out import LONG, counted, left_out
+from steadytrain.components.shared.left_out import LONG, counted, detections, left_out
 from steadytrain.components.shared.records import Side, TimeKey
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.encoding.fields import DEFECTS
@@ -107,10 +107,8 @@ def survey(
             else progress("reading", min(done, inputs.bytes), inputs.bytes, "bytes")
         ),
     )
-    for what, count in reading.detected.items():
-        files = "1 file is" if count == 1 else f"{count:,} files are"
-        fix = "if that is wrong, fix the header or set the fields of data.csv"
-        warn(f"{files} read with {what}; {fix}")
+    for remark in detections(reading.detected):
+        warn(remark)
     for layout, count in reading.layouts.items():
         records = "1 record is" if count == 1 else f"{count:,} records are"
         warn(f"{records} read as {layout}; if that is wrong, name their columns in data.columns")

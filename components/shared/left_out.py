@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from steadytrain.components.shared.class_names import listed
@@ -32,6 +32,14 @@ SET_ASIDE: Final = LEFT_OUT | LONG
 _MUCH: Final = 0.1
 _SHOWN: Final = 12
 """Columns in a message."""
+
+
+def detections(files: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence for each thing that was found out about files, with how many have it."""
+    for what, count in files.items():
+        read = "1 file is" if count == 1 else f"{count:,} files are"
+        fix = "if that is wrong, fix the header or set the fields of data.csv"
+        yield f"{read} read with {what}; {fix}"
 
 
 def counted(reasons: Iterable[str], counts: Mapping[str, int]) -> list[str]:

@@ -260,7 +260,9 @@ class Preparation:
         missing = [is_missing(value) for value in values]
         if kind == "category":
             known, pairs = self._codes[name], zip(values, missing, strict=True)
-            codes = [math.nan if none else _place(value, known, math.nan) for value, none in pairs]
+            codes = [
+                math.nan if none else _code_of(value, known, math.nan) for value, none in pairs
+            ]
             if strict:
                 self._check_unseen(name, values, codes)
             return np.array(codes, dtype=np.float64).reshape(-1, 1)
@@ -318,7 +320,7 @@ class Preparation:
         for name, known in self._codes.items():
             values = [record.get(name) for record in records]
             count = sum(
-                not is_missing(value) and _place(value, known, None) is None for value in values
+                not is_missing(value) and _code_of(value, known, None) is None for value in values
             )
             if count:
                 counts[name] = count
@@ -353,13 +355,13 @@ def _codes_of(levels: Sequence[str]) -> dict[str | float, int]:
     }
 
 
-def _place(value: Any, known: Mapping[str | float, int], default: Any) -> Any:
-    """Return the place of a category that is there, in what `_codes_of` returned."""
-    place = known.get(level_of(value))
-    if place is None and _is_number(value):
+def _code_of(value: Any, codes: Mapping[str | float, int], default: Any) -> Any:
+    """Return a category's code, of those that `_codes_of` returned, or the default."""
+    code = codes.get(level_of(value))
+    if code is None and _is_number(value):
         # CSV may write 0.50 where frames and JSON have the number 0.5.
-        place = known.get(plain_number(value))
-    return default if place is None else place
+        code = codes.get(plain_number(value))
+    return default if code is None else code
 
 
 def level_of(value: Any) -> str:
@@ -607,9 +609,18 @@ class LinearModel(StandardizedModel):
         return {**super().arrays(), "weights": self.weights}
 
 
+def filled(matrix: Any, fill: Any) -> Any:
+    """Return a matrix with numbers in place of missing values, in the columns that have one.
+
+    Args:
+        fill: of each column; NaN where missing values stay.
+    """
+    return np.where(np.isnan(matrix), fill, matrix)
+
+
 def standardized(dense: Any, fill: Any, mean: Any, deviation: Any) -> Any:
     """Return a matrix of `one_hot` with missing numbers filled in, and the rest in deviations."""
-    return (np.where(np.isnan(dense), fill, dense) - mean) / deviation
+    return (filled(dense, fill) - mean) / deviation
 
 
 class NeighborsModel(StandardizedModel):
@@ -862,15 +873,6 @@ class NetworkModel(ArraysModel):
 
     def arrays(self) -> Mapping[str, Any]:
         return self.weights
-
-
-def filled(matrix: Any, fill: Any) -> Any:
-    """Return a matrix with numbers in place of missing values, in the columns that have one.
-
-    Args:
-        fill: of each column; NaN where missing values stay.
-    """
-    return np.where(np.isnan(matrix), fill, matrix)
 
 
 class BoostedModel(TableModel):

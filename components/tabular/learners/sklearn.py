@@ -23,6 +23,7 @@ from steadytrain.components.tabular.model import (
     LinearModel,
     NeighborsModel,
     TableModel,
+    filled,
     standardized,
 )
 from steadytrain.components.tasks.base import Row
@@ -43,11 +44,11 @@ class StandardizingLearner(TableLearner):
         super().__init__(config, data)
         dense = self.preparation.one_hot(self.matrix)
         medians = np.array([_median(column) for column in dense.T])
-        filled = np.where(np.isnan(dense), medians, dense)
-        deviation = filled.std(axis=0)
+        whole = filled(dense, medians)
+        deviation = whole.std(axis=0)
         self.scaling = {
             "fill": medians,
-            "mean": filled.mean(axis=0),
+            "mean": whole.mean(axis=0),
             "deviation": np.where(deviation > 0, deviation, 1.0),
         }
         self.inputs = standardized(dense, **self.scaling)
